@@ -183,11 +183,12 @@ def _port_of(job: str, ports: str) -> int:
     return int(ports.partition("-")[2]) if "-" in ports else 20000 + zlib.crc32(job.encode()) % 12000
 
 
-def meet(place: Place, addresses: str, seconds: float) -> Introduction:
+def meet(place: Place, listens: str, addresses: str, seconds: float) -> Introduction:
     """Waits until all ranks have come to the place, and returns what they were told.
 
     Args:
         place: this rank's.
+        listens: where a rank may listen here, from `listening_addresses`.
         addresses: where this rank listens.
         seconds: how long to wait for the others.
 
@@ -199,8 +200,8 @@ def meet(place: Place, addresses: str, seconds: float) -> Introduction:
     if isinstance(place.store, Address):
         return by_address.meet(place.store, call, place.secret)
     if isinstance(place.store, Path):
-        return by_files.meet(place.store, call, place.secret)
-    return stores.meet(place.store, call, place.secret)
+        return by_files.meet(place.store, call, listens, place.secret)
+    return stores.meet(place.store, call, listens, place.secret)
 
 
 # ---- where a rank listens ----

@@ -131,6 +131,10 @@ class Server:
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
+    def proven(self) -> list[Connection]:
+        """All connections of processes that are proven."""
+        return list(self._proven)
+
     def are_there(self) -> bool:
         """Whether some process that is proven is connected."""
         return bool(self._proven)
@@ -244,6 +248,21 @@ class Client:
         except BaseException:
             connection.close()
             raise
+
+    @staticmethod
+    def to(family: int, where: Any, secret: bytes, seconds: float) -> Client:
+        """A connection to a place, of a Unix socket if it is this user's. Raises as the constructor."""
+        deadline = time.monotonic() + seconds
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(seconds)
+            connection.connect(where)
+            if family == socket.AF_UNIX and user_of(connection) != os.getuid():
+                raise PermissionError("it belongs to another user")
+        except BaseException:
+            connection.close()
+            raise
+        return Client(connection, secret, deadline - time.monotonic())
 
     def _prove(self, deadline: float) -> None:
         self.socket.settimeout(max(0.001, deadline - time.monotonic()))

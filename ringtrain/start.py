@@ -395,8 +395,9 @@ def _open_at(place: places.Place, chosen: dict[str, str]) -> Context:
         return _open_alone(chosen)
     _make_room_for(place.size)
     seconds = _start_seconds(chosen)
-    listener, addresses = listen(places.listening_addresses(options.environment(), place.towards, place.hosts, seconds))
-    told = places.meet(place, addresses, seconds)
+    listens = places.listening_addresses(options.environment(), place.towards, place.hosts, seconds)
+    listener, addresses = listen(listens)
+    told = places.meet(place, listens, addresses, seconds)
     return open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
 
 

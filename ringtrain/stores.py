@@ -1,18 +1,17 @@
-"""A board for `boards` that is a store of torch's: ``TCPStore``, ``FileStore``, that of torchrun's agent.
+"""A board for `by_note` that is a store of torch's: ``TCPStore``, ``FileStore``, that of torchrun's agent.
 
-``set``, ``get``, ``wait`` and ``check`` are used. torchrun's agents keep their store when they start ranks anew, with the
+``set``, ``get`` and ``check`` are used. torchrun's agents keep their store when they start ranks anew, with the
 same keys. Whoever can read the store can join the world, unless the ranks are given a secret that is not in it.
 """
 
 import json
-from datetime import timedelta
 from typing import Any
 
-from ringtrain import boards
+from ringtrain.by_note import meet_by_note
 from ringtrain.introducing import Call
 from ringtrain.meeting import Introduction
 
-_FUNCTIONS = ("set", "get", "wait", "check")
+_FUNCTIONS = ("set", "get", "check")
 
 
 def is_store(store: object) -> bool:
@@ -27,13 +26,13 @@ def host_of(store: Any) -> str:
     return getattr(store, "host", "")
 
 
-def meet(store: Any, call: Call, secret: bytes) -> Introduction:
-    """`boards.meet` in this store."""
-    return boards.meet(Store(store), call, secret)
+def meet(store: Any, call: Call, listens: str, secret: bytes) -> Introduction:
+    """`gathering.meet` by a note in this store."""
+    return meet_by_note(Store(store), call, listens, secret)
 
 
 class Store:
-    """A board; see `boards.Board`. A note that was taken off is an empty text: not every store can delete."""
+    """A board; see `by_note.Board`. A note that was taken off is an empty text: not every store can delete."""
 
     def __init__(self, store: Any):
         self._store = store
@@ -50,14 +49,11 @@ class Store:
         for name in names:
             self._store.set(_key(name), "")
 
+    def leave(self) -> None:
+        """It is the user's."""
+
     def look_anew(self) -> None:
         """It is never old."""
-
-    def wait(self, names: list[str], seconds: float) -> None:
-        try:
-            self._store.wait([_key(name) for name in names], timedelta(seconds=seconds))
-        except Exception:  # torch's DistStoreError, a RuntimeError, or another of its store's: not all are there
-            pass
 
 
 def _key(name: str) -> str:

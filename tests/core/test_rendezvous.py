@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import socket
 import subprocess
@@ -17,8 +18,9 @@ from pathlib import Path
 import pytest
 from environments import rank_environment
 
-from ringtrain import boards, by_address, by_files, introducing, launcher, rendezvous, stores
+from ringtrain import by_address, by_files, by_note, gathering, introducing, launcher, rendezvous, server, stores
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
+from ringtrain.handshake import HandshakeError
 
 PATIENCE = 100.0
 pytestmark = [pytest.mark.tcp, pytest.mark.timeout(120)]
@@ -127,10 +129,8 @@ def test_ranks_that_know_a_folder(secret: str, tmp_path: Path) -> None:
     """Nothing is left of it, though files of a job that was killed there were in the way."""
     folder = tmp_path / "a" / "folder"
     folder.mkdir(0o700, parents=True)
-    stale = {"rank": 1, "size": 3, "addresses": "127.0.0.1:9", "host": "x", "seconds": 1}
-    (folder / "call.1").write_text(json.dumps({"nonce": "00", "call": stale}))
-    (folder / "offer").write_text(json.dumps({"id": "11", "nonces": ["", "00", "22"], "answer": {"peers": ["x"] * 3}}))
-    (folder / "go").write_text(json.dumps({"id": "11"}))
+    stale = {"id": "00", "addresses": [f"127.0.0.1:{free_port()}"], "host": platform.node(), "secret": "07" * 32}
+    (folder / "rank-0").write_text(json.dumps(stale))
     said = members(f"file://{folder}", secret)
     assert [out for out, _ in said] == MET, said
     assert not folder.exists()
@@ -144,10 +144,6 @@ class Store(dict):
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
-
-    def wait(self, keys: list[str], timeout: object) -> None:
-        if not self.check(keys):
-            raise RuntimeError(f"{keys} after {timeout}")
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self for key in keys)
@@ -173,15 +169,16 @@ def meet_all(
     return told
 
 
+HERE = "127.0.0.1:0"
 PLACES = ["address", "loopback", "folder", "store"]
 
 
 def place(kind: str, folder: Path) -> Callable[..., object]:
     if kind == "folder":
-        return lambda call, secret=b"": by_files.meet(folder / "meet", call, secret)
+        return lambda call, secret=b"": by_files.meet(folder / "meet", call, HERE, secret)
     if kind == "store":
         store = Store()
-        return lambda call, secret=b"": stores.meet(store, call, secret)
+        return lambda call, secret=b"": stores.meet(store, call, HERE, secret)
     where, known = by_address.Address("127.0.0.1", free_port()), b"s" * 32 if kind == "address" else b""
     return lambda call, secret=known: by_address.meet(where, call, secret)
 
@@ -205,7 +202,7 @@ def test_ranks_that_do_not_come_are_named(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_rank_0_that_does_not_come_is_named(kind: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(boards, "SECONDS_FOR_THE_ANSWER", 0.1)
+    monkeypatch.setattr(gathering, "SECONDS_FOR_THE_ANSWER", 0.1)
     told = meet_all(place(kind, tmp_path), 2, seconds=0.3, ranks=range(1, 2))
     assert isinstance(told[1], TimeoutError) and "but rank 0 " in str(told[1]), told
 
@@ -239,96 +236,192 @@ def test_a_secret_on_some_ranks_alone_is_told_at_once(with_one: int) -> None:
     assert told_after[0] < 2.5 and isinstance(told[0], TimeoutError)
 
 
-def test_two_processes_of_one_rank_are_told_what_to_do() -> None:
-    where = by_address.Address("127.0.0.1", free_port())
-    as_rank = {0: 0, 1: 1, 2: 1}
-
-    def meets(call: introducing.Call) -> object:
-        return by_address.meet(where, {**call, "rank": as_rank[call["rank"]]}, b"s" * 32)
-
-    told = sorted(str(each) for each in meet_all(meets, 3, seconds=1.5))
-    late = "init: expected all 3 ranks to call init() within 1.5 s, but rank 2 did not; rank 1 did so twice. Give each process"
-    assert [each.startswith(late) for each in told] == [True, True, False], told
-    assert told[2].endswith("rank 1 must call init() at a time, but two have. Give each process a rank of its own."), (
-        told
-    )
-
-
-@pytest.mark.parametrize("kind", ["folder", "store"])
-@pytest.mark.parametrize("twin, present", [(0, [0, 0]), (0, [0, 0, 1]), (1, [1, 1, 0]), (1, [1, 1])])
-def test_two_processes_of_one_rank_are_told_in_the_same_words(
-    kind: str, twin: int, present: list[int], tmp_path: Path, monkeypatch
-) -> None:
-    """And so is whoever waits with them; nothing of it is in the way of the next attempt."""
-    monkeypatch.setattr(Store, "wait", lambda *_: None)  # which would keep rank 0 from looking
+@pytest.mark.parametrize("kind", PLACES)
+def test_two_processes_of_one_rank_are_told_in_the_same_words(kind: str, tmp_path: Path) -> None:
+    """And so is whoever waits with them, at once; nothing of it is in the way of the next attempt."""
     meets = place(kind, tmp_path)
-    start = time.monotonic()
-
-    def come(call: introducing.Call) -> object:
-        if call["rank"] == len(present) - 1:
-            time.sleep(0.15)  # they start apart
-        return meets({**call, "rank": present[call["rank"]], "size": 2})
-
-    told = meet_all(come, len(present), seconds=5.0)
-    words = f"init: one process of rank {twin} must call init() at a time, but two have. Give each process a rank of its own."
-    assert [str(each) for each in told] == [words] * len(present) and time.monotonic() - start < 10
+    present = {0: 0, 1: 1, 2: 1}
+    told = meet_all(lambda call: meets({**call, "rank": present[call["rank"]], "size": 3}), 3)
+    words = "init: one process of rank 1 must call init() at a time, but two have. Give each process a rank of its own."
+    assert [str(each) for each in told] == [words] * 3, told
     assert all(isinstance(each, InvalidArgumentError) for each in told)
     again = meet_all(meets, 2)
     assert [each.rank for each in again] == [0, 1], again
 
 
-def test_a_rank_0_that_ends_late_leaves_the_next_meeting_alone(tmp_path: Path) -> None:
-    """It has told that ranks were missing; when its process ends, others meet in the folder."""
-    former, board = by_files.Folder(tmp_path / "meet"), by_files.Folder(tmp_path / "meet")
-    told = meet_all(lambda call: boards.meet(former, call, b""), 2, seconds=0.2, ranks=range(1))
-    assert "but rank 1 did not" in str(told[0])
-    board.write("go", {"id": "of the next"})
-    former.clear(2)
-    assert board.read("go") == {"id": "of the next"}
-    board.clear(2)
-    assert not board.path.exists()
-    former.write("call.1", {})  # whoever has found the folder before, and is about to write
-    assert board.read("call.1") == {}
+@pytest.mark.parametrize("kind", ["folder", "store"])
+@pytest.mark.parametrize("others", [[], [1]], ids=["alone", "with another"])
+def test_two_processes_that_are_rank_0_are_told_in_the_same_words(
+    kind: str, others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever of them has left the note that others read; by address the second one cannot listen."""
+    meets = place(kind, tmp_path)
+    is_there = threading.Event()
+    write = {"folder": by_files.Folder, "store": stores.Store}[kind].write
+
+    def note(board: object, name: str, value: object) -> None:
+        write(board, name, value)
+        is_there.set()
+
+    monkeypatch.setattr({"folder": by_files.Folder, "store": stores.Store}[kind], "write", note)
+    present = [0, 0, *others]
+
+    def come(call: introducing.Call) -> object:
+        if call["rank"] == 1:
+            is_there.wait()
+        return meets({**call, "rank": present[call["rank"]], "size": 3})
+
+    told = meet_all(come, len(present))
+    words = "init: one process of rank 0 must call init() at a time, but two have. Give each process a rank of its own."
+    assert [str(each) for each in told] == [words] * len(present), told
+    monkeypatch.undo()
+    again = meet_all(meets, 2)
+    assert [each.rank for each in again] == [0, 1], again
+
+
+def test_a_rank_that_calls_again_is_not_another_one() -> None:
+    """Its former connection may be there, as rank 0 sees it."""
+    calls = [introducing.call_of(rank, 3, "127.0.0.1:1", 10.0) for rank in range(3)]
+    ranks = introducing.Gathering(calls[0], 0.0)
+    ranks.come("first", {**calls[1], "left": 9.0}, 1.0)
+    ranks.come("again", {**calls[1], "left": 8.0}, 2.0)
+    assert not ranks.answer(2.0) and ranks.deadline == 10.0
+    ranks.go("first")
+    ranks.come("other", {**calls[2], "left": 5.0}, 3.0)
+    assert len(ranks.answer(3.0)["peers"]) == 3 and ranks.deadline == 8.0
+    ranks.go("other")
+    assert not ranks.answer(7.9) and "but rank 2 did not. Call" in ranks.answer(8.0)["late"]
+    assert "but rank 2 did not; connections with another secret: 4. Give" in ranks.answer(8.0, 4)["late"]
+    for nothing in ({}, {"rank": 2}, {**calls[2], "rank": 3}, {**calls[2], "left": "x"}, {**calls[2], "uid": 1}):
+        ranks.come("stranger", nothing, 7.0)
+    assert not ranks.answer(7.0)
+    ranks.come("twin", introducing.call_of(1, 3, "127.0.0.1:1", 10.0), 7.0)
+    assert "one process of rank 1" in ranks.answer(7.0)["refusal"]
+
+
+def test_a_rank_whose_secret_is_another_than_that_of_the_note() -> None:
+    """With none where rank 0 has one, the other way round, and with two."""
+    for known, words in [
+        ((b"a" * 32, b""), "but rank 0 has one, and this rank has none"),
+        ((b"", b"a" * 32), "but this rank has one, and rank 0 has none"),
+        ((b"a" * 32, b"b" * 32), "secret must be the same on all ranks, but rank 0 at '127.0.0.1"),
+    ]:
+        store, found = Store(), known
+        told = meet_all(lambda call: stores.meet(store, call, HERE, found[call["rank"]]), 2, seconds=0.5)
+        assert words in str(told[1]) and "but rank 1 did not" in str(told[0]), told
+
+
+def test_a_rank_0_that_others_cannot_call_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens on the loopback, and they are on other hosts."""
+    store = Store()
+    name = threading.local()
+    monkeypatch.setattr(platform, "node", lambda: getattr(name, "host", "node-a"))
+
+    def meets(call: introducing.Call) -> object:
+        name.host = "node-b" if call["rank"] else "node-a"
+        return stores.meet(store, call, HERE, b"")
+
+    words = (
+        "init: ranks must listen where other hosts reach them, but rank 0 can be reached on its own host alone. Name"
+    )
+    assert [str(each).startswith(words) for each in meet_all(meets, 3)] == [True] * 3
+    assert not store["ringtrain/rank-0"]
+    with pytest.raises(TimeoutError, match="but rank 0 listens on its host 'node-a' alone, at '127.0.0.1"):
+        store.set("ringtrain/rank-0", json.dumps({"id": "1", "addresses": [HERE], "host": "node-a", "secret": ""}))
+        name.host = "node-b"
+        stores.meet(store, introducing.call_of(1, 2, "10.0.0.1:1", 0.2), HERE, b"s" * 32)
+    gone = {"id": "1", "addresses": [f"127.0.0.1:{free_port()}"], "host": "node-b", "secret": "07" * 32}
+    store.set("ringtrain/rank-0", json.dumps(gone))
+    with pytest.raises(TimeoutError, match="but rank 0 left no word in 'Store'"):  # whether it had a secret or not
+        stores.meet(store, introducing.call_of(1, 2, "10.0.0.1:1", 0.2), HERE, b"s" * 32)
+
+
+def test_rank_0_leaves_the_notes_of_others_alone(tmp_path: Path) -> None:
+    """Its process ends while another rank 0 waits in the same folder."""
+    former, later = (by_note.Noted(by_files.Folder(tmp_path / "meet"), HERE, b"") for _ in range(2))
+    for each in (former, later):
+        listeners, _ = each.listen()
+        for listener in listeners:
+            listener.close()
+    former.leave()
+    assert later.find() is not None
+    later.leave()
+    assert not (tmp_path / "meet").exists()
+
+
+def test_a_folder_may_go_while_a_rank_looks_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank 0 that has met others takes it away, at any moment for those who come next."""
+    path = tmp_path / "meet"
+    mkdir, taken = Path.mkdir, []
+
+    def goes(self: Path, *given: object, **named: object) -> None:
+        mkdir(self, *given, **named)
+        if len(taken) < 3:
+            self.rmdir()
+            taken.append(self)
+            if len(taken) == 2:
+                raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(Path, "mkdir", goes)
+    folder = by_files.Folder(path)
+    assert len(taken) == 3 and path.is_dir()
+    path.rmdir()
+    folder.write("rank-0", {"a": 1})
+    assert folder.read("rank-0") == {"a": 1}
+
+
+def test_rank_0_needs_a_port_of_the_range() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidArgumentError, match=f"must find a free port at '127.0.0.1:{port}-{port}'"):
+            by_note.Noted(stores.Store(Store()), f"127.0.0.1:{port}-{port}", b"").listen()
+        ((listener,), _) = by_note.Noted(stores.Store(Store()), f"127.0.0.1:{port}-{port + 1}", b"").listen()
+        assert listener.getsockname()[1] == port + 1
+        listener.close()
 
 
 @pytest.mark.parametrize("left", ['"text"', "[]", "7", "{", '{"nonces": 3}'])
 def test_files_of_something_else_do_no_harm(left: str, tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir(0o700)
-    for name in ("go", "offer", "twice", "call.0", "call.1", "agreed.1"):
+    for name in ("rank-0", "unreached", "refusal"):
         (tmp_path / "meet" / name).write_text(left)
     told = meet_all(place("folder", tmp_path), 2)
     assert [each.rank for each in told] == [0, 1], told
 
 
 def test_a_false_rank_0_is_not_believed() -> None:
-    """Who listens in its place, without the secret, is told no more than where this rank listens."""
+    """Who listens in its place, without the secret, is not told where this rank listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         where = by_address.Address(*listener.getsockname())
 
         def pretend() -> None:
             connection, _ = listener.accept()
-            connection.sendall(bytes(32))
-            connection.recv(1 << 16)
-            said = json.dumps({"peers": ["127.0.0.1:1"] * 2, "seed": "00" * 32, "epoch": 1}).encode()
-            connection.sendall(bytes(32) + len(said).to_bytes(4, "big") + said)
+            heard.append(connection.recv(1 << 16))
+            connection.sendall(bytes(16))
+            heard.append(connection.recv(1 << 16))
+            connection.sendall(bytes(32 + 1000))
+            heard.append(connection.recv(1 << 16))
             connection.close()
             listener.close()
 
+        heard: list[bytes] = []
         threading.Thread(target=pretend, daemon=True).start()
         call = introducing.call_of(1, 2, "127.0.0.1:1", 1.0)
         with pytest.raises(TimeoutError, match="rank 0 could not be reached"):
             by_address.meet(where, call, b"s" * 32)
+        assert b"127.0.0.1" not in b"".join(heard)
 
 
 def test_strangers_do_not_keep_ranks_out(monkeypatch) -> None:
     """More of them than are kept, silent ones and such as talk, before the ranks come and among them."""
-    monkeypatch.setattr(by_address, "SECONDS_TO_PROVE", 1000.0)
+    monkeypatch.setattr(server, "SECONDS_TO_PROVE", 1000.0)
+    monkeypatch.setattr(server, "MOST_STRANGERS", 64)
     where = by_address.Address("127.0.0.1", free_port())
     strangers: list[socket.socket] = []
 
     def meets(call: introducing.Call) -> object:
         if call["rank"]:
-            for number in range(by_address.MOST_STRANGERS + 10):
+            for number in range(server.MOST_STRANGERS + 10):
                 strangers.append(reach(where))
                 if number < 10:
                     strangers[-1].sendall(secrets.token_bytes(1 + number * 2000))
@@ -377,31 +470,59 @@ def test_a_folder_that_others_may_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     for name in ("open", "link"):
         with pytest.raises(InvalidArgumentError, match="must be a folder that this user alone can read"):
-            by_files.meet(tmp_path / name, introducing.call_of(0, 2, "127.0.0.1:1", 1), b"")
+            by_files.meet(tmp_path / name, introducing.call_of(0, 2, "127.0.0.1:1", 1), HERE, b"")
     os.chmod(tmp_path / "mine", 0o500)
 
 
 def test_a_secret_that_all_know_is_on_no_board() -> None:
     store, notes = Store(), []
-    told = meet_all(lambda call: stores.meet(store, call, b"s" * 32), 2)
+    told = meet_all(lambda call: stores.meet(store, call, HERE, b"s" * 32), 2)
     assert told[0].secret == told[1].secret != b"s" * 32
     store, written = Store(), notes
     store.set = lambda key, value: (written.append(value), Store.set(store, key, value))[0]  # type: ignore[method-assign]
-    told = meet_all(lambda call: stores.meet(store, call, b"s" * 32), 2)
+    told = meet_all(lambda call: stores.meet(store, call, HERE, b"s" * 32), 2)
     assert written and not any(told[0].secret.hex() in each or "s" * 32 in each for each in written)
 
 
-def test_notes_of_an_earlier_attempt_do_no_harm() -> None:
+@pytest.mark.parametrize("is_there", [False, True], ids=["nobody listens", "another listens"])
+def test_a_note_of_an_earlier_attempt_does_no_harm(is_there: bool) -> None:
     """torchrun starts ranks anew with the same store and the same keys."""
     store = Store()
-    first = meet_all(lambda call: stores.meet(store, call, b""), 3)
-    assert [each.rank for each in first] == [0, 1, 2], first
-    store.set("ringtrain/call.2", json.dumps({"nonce": "x", "call": introducing.call_of(2, 3, "127.0.0.1:9", 1.0)}))
-    again = meet_all(lambda call: stores.meet(store, call, b""), 3)
-    assert again[0].peers[2] == "127.0.0.1:2" and again[0].secret != first[0].secret
-    store.set("ringtrain/call.2", json.dumps({"nonce": "x", "call": introducing.call_of(2, 3, "127.0.0.1:9", 1.0)}))
-    told = meet_all(lambda call: stores.meet(store, call, b""), 3, seconds=0.5, ranks=range(2))
-    assert ["but rank 2 did not" in str(each) for each in told[:2]] == [True, True], told
+    former = by_note.Noted(stores.Store(store), HERE, b"")
+    listeners, _ = former.listen()
+    stranger = server.Server(listeners, b"another job's")
+    if not is_there:
+        stranger.close()
+    stop = threading.Event()
+
+    def serve() -> None:
+        while is_there and not stop.is_set():
+            stranger.wait(0.01)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    begun = threading.Event()
+    tried = gathering.tell
+
+    def tell(*given: object) -> object:
+        try:
+            return tried(*given)
+        except (OSError, HandshakeError):
+            begun.set()  # the note that was there has led nowhere
+            raise
+
+    def meets(call: introducing.Call) -> object:
+        assert call["rank"] or begun.wait(PATIENCE)
+        return stores.meet(store, call, HERE, b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering, "tell", tell)
+        told = meet_all(meets, 3)
+    assert [each.rank for each in told] == [0, 1, 2], told
+    stop.set()
+    thread.join()
+    if is_there:
+        stranger.close()
 
 
 @pytest.mark.parametrize(

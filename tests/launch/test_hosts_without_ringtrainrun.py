@@ -116,7 +116,7 @@ def test_ranks_that_know_an_address(three_hosts: Network, tmp_path: Path) -> Non
 def test_ranks_that_know_a_folder(three_hosts: Network, tmp_path: Path) -> None:
     """They must be told the network: nothing in a folder says where the others are."""
     lost = start_by_hand(three_hosts, f"file://{tmp_path}/meet", tmp_path)
-    assert all("init: ranks must listen where other hosts reach them, but ranks 0, 1, 2, 3" in err for *_, err in lost)
+    assert all("init: ranks must listen where other hosts reach them, but rank 0 can be" in err for *_, err in lost)
     done = start_by_hand(
         three_hosts, f"file://{tmp_path}/meet", tmp_path, RINGTRAIN_NETWORK_INTERFACES=f"{hosts.NETWORK}.0/24"
     )

@@ -16,14 +16,14 @@ import textwrap
 import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from environments import rank_environment, ringtrainrun
 
-from ringtrain import by_address, exits, inquiries
+from ringtrain import by_address, exits, gathering, inquiries, server
 from ringtrain.launch import cli, discovery, preflight, srun
 from ringtrain.launch.agent import networks
 from ringtrain.launch.agent.listener import RankListener
@@ -294,8 +294,21 @@ def test_each_address_of_a_name_is_called(monkeypatch):
         places = [closed.getsockname(), listener.getsockname()]
         closed.close()
         monkeypatch.setattr(by_address, "_resolved", lambda address: [(socket.AF_INET, place) for place in places])
-        with by_address._connected(NAME, b"secret", time.monotonic() + PATIENCE) as connection:
-            assert connection.getpeername() == places[1]
+        served = server.Server([listener], b"secret")
+        stop = threading.Event()
+
+        def serve():
+            while not stop.is_set():
+                served.wait(0.01)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        found = by_address.AtAddress(NAME, b"secret").find()
+        with closing(gathering._called(found, time.monotonic() + PATIENCE)) as client:
+            assert client.socket.getpeername() == places[1]
+        stop.set()
+        thread.join()
+        served.close()
 
 
 # ---- scripts, and other users ----
