@@ -125,19 +125,11 @@ def _with_tables(command: click.Command) -> click.Command:
         command.params.append(click.Option(
             [*setting.flags], default=None, is_flag=is_switch, type=None if is_switch else setting.kind,
             help=setting.help))  # fmt: skip
-    for flag in settings.WITHOUT_MEANING:
-        command.params.append(click.Option([flag], **_shown(flag)))
-    for flag in settings.PAIRS_WITHOUT_MEANING:
-        command.params.append(click.Option([flag], type=(float, float), default=None, **_shown(flag)))
-    for flag in settings.SWITCHES_WITHOUT_MEANING:
-        command.params.append(click.Option([flag], is_flag=True, default=None, hidden=True))
+    for flag, values in settings.WITHOUT_EFFECT.items():
+        kinds: tuple[dict[str, Any], ...] = ({"is_flag": True}, {}, {"type": (float, float)})
+        said = settings.OF_ELASTIC_JOBS.get(flag, "")
+        command.params.append(click.Option([flag], default=None, help=said, hidden=not said, **kinds[values]))
     return command
-
-
-def _shown(flag: str) -> dict[str, Any]:
-    """What --help says of a flag that means something in elastic jobs alone, or nothing."""
-    said = settings.OF_ELASTIC_JOBS.get(flag, "")
-    return {"help": said, "hidden": not said}
 
 
 def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -622,14 +614,15 @@ def parse_ports(text: str | None, least: int) -> tuple[int, int]:
 
 
 def idle_flags(given: Mapping[str, Any]) -> list[str]:
-    """A line for each flag, and each key of the configuration file, that has no meaning here."""
-    known = {**settings.WITHOUT_MEANING, **settings.PAIRS_WITHOUT_MEANING, **settings.SWITCHES_WITHOUT_MEANING}
-    lines = [
-        f"{flag} is accepted, but has no effect: {why}."
-        for flag, why in known.items()
+    """A line for the flags, and one for the keys of the configuration file, that have no effect here."""
+    idle = [
+        flag.split("/")[0]
+        for flag in settings.WITHOUT_EFFECT
         if given[flag.split("/")[0].lstrip("-").replace("-", "_")] is not None
         and not (given["elastic"] and flag in settings.OF_ELASTIC_JOBS)
     ]
+    of_elastic = " without --elastic" if settings.OF_ELASTIC_JOBS.keys() >= set(idle) else ""
+    lines = [f"{', '.join(idle)}{of_elastic}: {settings.HAVE_NO_EFFECT}"] if idle else []
     return lines + settings.lines_of(read_config(given["config_file"]), given["config_file"] or "")
 
 

@@ -131,22 +131,19 @@ SETTINGS = (
             lambda on: {"NCCL_IB_DISABLE": "1"} if on else {}, ("library_options", "tcp")),
 )  # fmt: skip
 
-# Flags with no meaning here, and why. Those in the first table take a value, those in the second one two.
-_NO_CYCLE = "there is no cycle: an operation starts when all ranks have submitted it"
-_NO_TUNING = "other settings are not tried while a job runs"
-_NO_ELASTIC = "the number of ranks does not change during a run"
-_ONE_ALGORITHM = "the algorithm follows from where the ranks are"
-WITHOUT_MEANING = {
-    "--cycle-time-ms": _NO_CYCLE,
-    "--autotune-log-file": _NO_TUNING, "--autotune-warmup-samples": _NO_TUNING, "--autotune-steps-per-sample": _NO_TUNING,
-    "--autotune-bayes-opt-max-samples": _NO_TUNING, "--autotune-gaussian-process-noise": _NO_TUNING,
-    "--min-np": _NO_ELASTIC, "--min-num-proc": _NO_ELASTIC,
-    "--max-np": _NO_ELASTIC, "--max-num-proc": _NO_ELASTIC, "--elastic-timeout": _NO_ELASTIC, "--reset-limit": _NO_ELASTIC,
-    "--thread-affinity": "the thread that communicates runs where there is room",
-    "--gloo-timeout-seconds": "Gloo is not used",
+# Horovod's flags that have no effect here, and how many values each takes.
+WITHOUT_EFFECT = {
+    **dict.fromkeys((
+        "--autotune/--no-autotune", "--disable-cache", "--gloo", "--jsrun", "--hierarchical-allgather/--no-hierarchical-allgather",
+        "--torus-allreduce/--no-torus-allreduce", "--mpi-threads-disable/--no-mpi-threads-disable", "--log-with-timestamp",
+        "--log-without-timestamp", "--log-hide-timestamp/--no-log-hide-timestamp"), 0),
+    **dict.fromkeys((
+        "--cycle-time-ms", "--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample",
+        "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise", "--thread-affinity", "--gloo-timeout-seconds",
+        "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--elastic-timeout", "--reset-limit"), 1),
+    "--blacklist-cooldown-range": 2,
 }  # fmt: skip
-PAIRS_WITHOUT_MEANING = {"--blacklist-cooldown-range": _NO_ELASTIC}
-OF_ELASTIC_JOBS = {  # which have one with --elastic; and what --help says, where it is not that of another spelling
+OF_ELASTIC_JOBS = {  # of these: they have one with --elastic; and what --help says, where it is not that of another spelling
     "--min-np": "of --elastic: ranks below which the job waits, as MIN of -np", "--min-num-proc": "",
     "--max-np": "of --elastic: ranks that the job has at most, as MAX of -np", "--max-num-proc": "",
     "--elastic-timeout": "of --elastic: seconds that the job waits for MIN ranks, at its start and later (600)",
@@ -154,18 +151,9 @@ OF_ELASTIC_JOBS = {  # which have one with --elastic; and what --help says, wher
     "--blacklist-cooldown-range": "of --elastic: seconds until a rank is started again where one has failed, the first time and at "
     "most (10 600)",
 }  # fmt: skip
-SWITCHES_WITHOUT_MEANING = {
-    "--autotune/--no-autotune": _NO_TUNING,
-    "--disable-cache": "no check is remembered", "--gloo": "Gloo is not used; for hosts without MPI there is --transport tcp",
-    "--jsrun": "jsrun is not known; mpirun or srun starts the ranks",
-    "--hierarchical-allgather/--no-hierarchical-allgather": _ONE_ALGORITHM,
-    "--torus-allreduce/--no-torus-allreduce": _ONE_ALGORITHM,
-    "--mpi-threads-disable/--no-mpi-threads-disable": "user threads may always call MPI",
-    "--log-with-timestamp": "Python's logging decides", "--log-without-timestamp": "Python's logging decides",
-    "--log-hide-timestamp/--no-log-hide-timestamp": "Python's logging decides",
-}  # fmt: skip
-# Keys of the configuration file that are Horovod's and have no meaning here: section, key.
-KEYS_WITHOUT_MEANING = {
+HAVE_NO_EFFECT = "accepted, but without effect here."
+# Keys of the configuration file that are Horovod's and have no effect here: section, key.
+KEYS_WITHOUT_EFFECT = {
     ("params", "cycle_time_ms"), ("params", "hierarchical_allgather"), ("params", "torus_allreduce"),
     ("autotune", "enabled"), ("autotune", "log_file"), ("autotune", "warmup_samples"), ("autotune", "steps_per_sample"),
     ("autotune", "bayes_opt_max_samples"), ("autotune", "gaussian_process_noise"),
@@ -180,7 +168,7 @@ class Config(NamedTuple):
 
     Attributes:
         values: of settings, by name.
-        idle: keys of Horovod's that have no meaning here.
+        idle: keys of Horovod's that have no effect here.
         unknown: keys that neither Horovod nor ringtrain knows, which Horovod passes over.
         controller: "mpi", "gloo", or "" if it names none.
     """
@@ -199,7 +187,7 @@ def read_config(text: str, path: str) -> Config:
     """
     sections = _sections(text, path)
     by_place = {setting.place: setting for setting in SETTINGS}
-    known_sections = {section for section, _ in (*by_place, *KEYS_WITHOUT_MEANING)}
+    known_sections = {section for section, _ in (*by_place, *KEYS_WITHOUT_EFFECT)}
     config = Config({}, [], [], _controller(sections, path))
     for section, keys in sections.items():
         if section == "controller" or not keys:
@@ -212,7 +200,7 @@ def read_config(text: str, path: str) -> Config:
                 f"config file '{path}': {section}: expected keys and values below it, but found {keys!r}."
             )
         for key, value in keys.items():
-            if (section, key) in KEYS_WITHOUT_MEANING:
+            if (section, key) in KEYS_WITHOUT_EFFECT:
                 config.idle.append(f"{section}.{key}")
             elif (section, key) not in by_place:
                 config.unknown.append(f"{section}.{key}")
@@ -225,10 +213,9 @@ def read_config(text: str, path: str) -> Config:
 def lines_of(config: Config, path: str) -> list[str]:
     """What is said of the keys of a configuration file that do nothing; pure."""
     lines = []
-    if config.controller == "gloo":
-        lines.append(f"controller gloo in {path} is accepted, but has no effect: {SWITCHES_WITHOUT_MEANING['--gloo']}.")
-    if config.idle:
-        lines.append(f"{', '.join(config.idle)} in {path}: accepted, but without effect here.")
+    idle = [*config.idle, *(["controller gloo"] if config.controller == "gloo" else [])]
+    if idle:
+        lines.append(f"{', '.join(idle)} in {path}: {HAVE_NO_EFFECT}")
     if config.unknown:
         known = [".".join(setting.place) for setting in SETTINGS]
         near = [like for key in config.unknown for like in difflib.get_close_matches(key, known, 1, 0.85)]

@@ -36,7 +36,7 @@ from ringtrain.launch.output import RankFiles, RankStream, Terminal, last_state,
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
 from ringtrain.launch.reach import Agent, HostError
-from ringtrain.launch.settings import SWITCHES_WITHOUT_MEANING, WITHOUT_MEANING, ConfigError
+from ringtrain.launch.settings import WITHOUT_EFFECT, ConfigError
 
 
 def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
@@ -452,7 +452,7 @@ def test_the_controller_of_a_configuration_file_is_that_of_the_flag(controller: 
     for flags in (("--gloo",), ("--transport", "tcp"), ("--elastic",)):
         assert not planned(*arguments, *flags, "true").by_mpirun, flags
     said = cli.idle_flags(parsed(*arguments, "true"))
-    assert said == [] if asks else "controller gloo in" in said[0] and "--transport tcp" in said[0]
+    assert said == ([] if asks else [f"controller gloo in {tmp_path}/run.yaml: accepted, but without effect here."])
 
 
 HOROVODS_SECTIONS = """
@@ -475,12 +475,20 @@ def test_a_configuration_file_with_all_sections_of_horovod_starts_a_job(tmp_path
     assert "library_options.mlsl_bgt_affinity in" in done.stderr and (tmp_path / "trace.json").exists()
 
 
-def test_flags_without_meaning_are_accepted_with_a_line() -> None:
-    flags = [flag.split("/")[0] for flag in SWITCHES_WITHOUT_MEANING]
-    flags += [word for flag in WITHOUT_MEANING for word in (flag, "3")]
-    lines = cli.idle_flags(parsed("-np", "1", *flags, "true"))
-    assert len(lines) == len(WITHOUT_MEANING) + len(SWITCHES_WITHOUT_MEANING)
-    assert "--cycle-time-ms is accepted, but has no effect: there is no cycle" in lines[0]
+def test_flags_without_effect_are_accepted_and_named_in_one_line() -> None:
+    """Those of elastic jobs too, which say so where they are alone."""
+    names = [flag.split("/")[0] for flag in WITHOUT_EFFECT]
+    words = [
+        word for name, values in zip(names, WITHOUT_EFFECT.values(), strict=True) for word in (name, *["3"] * values)
+    ]
+    assert cli.idle_flags(parsed("-np", "1", *words, "true")) == [
+        f"{', '.join(names)}: accepted, but without effect here."
+    ]
+    given = parsed("-np", "1", "--no-autotune", "--reset-limit", "3", "true")
+    assert cli.idle_flags(given) == ["--autotune, --reset-limit: accepted, but without effect here."]
+    given = parsed("-np", "1", "--reset-limit", "3", "true")
+    assert cli.idle_flags(given) == ["--reset-limit without --elastic: accepted, but without effect here."]
+    assert cli.idle_flags(parsed("-np", "1", "true")) == []
 
 
 def test_values_of_x_are_not_shown(capfd) -> None:

@@ -20,7 +20,7 @@ from test_launch import HERE, LIKE_HERE
 
 from ringtrain.launch import cli, openmpi
 from ringtrain.launch.preflight import problems_of
-from ringtrain.launch.settings import SETTINGS, SWITCHES_WITHOUT_MEANING, WITHOUT_MEANING
+from ringtrain.launch.settings import SETTINGS, WITHOUT_EFFECT
 
 SECONDS = 60.0  # of a refusal, on a busy machine; it takes one or two
 EXAMPLES, MANY = 150, 10000
@@ -104,8 +104,7 @@ FLAGS = [
     "--no-such",
     "--",
     *(flag.split("/")[0] for setting in SETTINGS for flag in setting.flags),
-    *WITHOUT_MEANING,
-    *(flag.split("/")[0] for flag in SWITCHES_WITHOUT_MEANING),
+    *(flag.split("/")[0] for flag in WITHOUT_EFFECT),
 ]
 VALUES = [
     "",
