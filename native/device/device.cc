@@ -62,9 +62,15 @@ Status Device::Describe() {
 }
 
 Device::~Device() {
-  if (context_ == nullptr || hangs_.load()) return;
+  if (context_ == nullptr || hangs_.load()) {
+    [[maybe_unused]] const auto* const packs = packs_.release();
+    [[maybe_unused]] const auto* const sums = sums_.release();
+    return;
+  }
   {
     InContext current(*this);
+    packs_ = nullptr;
+    sums_ = nullptr;
     for (CUevent event : events_) driver_.EventDestroy(event);
     for (const auto& pinned : pinned_) driver_.MemFreeHost(pinned.second.memory);
   }
@@ -94,6 +100,18 @@ Status Device::Allocate(size_t bytes, void** memory) const {
   RT_TRY(Check(driver_.MemAlloc(&allocated, std::max(bytes, kLeastAllocated)),
                "cuMemAlloc of " + std::to_string(bytes) + " bytes"));
   *memory = reinterpret_cast<void*>(allocated);
+  return {};
+}
+
+Status Device::FindPacks(CUstream stream, PackKernels** kernels) {
+  if (packs_ == nullptr) RT_TRY(PackKernels::Load(driver_, device_, stream, &packs_));
+  *kernels = packs_.get();
+  return {};
+}
+
+Status Device::FindSums(CUstream stream, SumKernels** kernels) {
+  if (sums_ == nullptr) RT_TRY(SumKernels::Load(driver_, device_, stream, &sums_));
+  *kernels = sums_.get();
   return {};
 }
 

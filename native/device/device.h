@@ -13,6 +13,8 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "device/driver.h"
+#include "device/pack_kernels.h"
+#include "device/sum_kernels.h"
 
 namespace ringtrain {
 
@@ -43,6 +45,11 @@ class Device {
   // Memory on the device; any thread, any context. What is freed may outlive the object.
   Status Allocate(size_t bytes, void** memory) const;
   static void Free(int index, void* memory);
+  // Our kernels, loaded at the first call, and for as long as this lives: to load them while another kernel of this
+  // process runs waits for its end, and that may wait for a rank that is gone. The context must be current; always by
+  // the same thread.
+  Status FindPacks(CUstream stream, PackKernels** kernels);
+  Status FindSums(CUstream stream, SumKernels** kernels);
   // Copies to host memory what the stream's work until now leaves there, and waits for that; any thread, any context.
   Status Read(CUstream stream, const void* from, size_t bytes, void* to) const;
   // Enqueued when they return; the context must be current.
@@ -82,6 +89,8 @@ class Device {
   int compute_capability_ = 0;
   std::string bus_;
   std::atomic<bool> hangs_{false};
+  std::unique_ptr<PackKernels> packs_;
+  std::unique_ptr<SumKernels> sums_;
   Mutex mutex_;
   std::vector<CUevent> events_ RT_GUARDED_BY(mutex_);               // free ones
   std::multimap<size_t, FreePinned> pinned_ RT_GUARDED_BY(mutex_);  // by size

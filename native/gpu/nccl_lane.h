@@ -59,8 +59,8 @@ struct NcclLane {
   std::shared_ptr<Device> device;
   std::string algorithm;  // option nccl_algorithm
   std::unique_ptr<Stream> packing, finishing;
-  std::unique_ptr<PackKernels> packs;
-  std::unique_ptr<SumKernels> sums;        // where the algorithm needs them
+  PackKernels* packs = nullptr;            // the device's
+  SumKernels* sums = nullptr;              // its, where the algorithm needs them
   size_t buffer_bytes = 0;                 // of tensors; a buffer is longer, so that it can be cut into equal shards
   std::unique_ptr<NcclMemory> registered;  // all buffers, or
   std::unique_ptr<DeviceMemory> unregistered;  // the same where NCCL cannot know them

@@ -46,11 +46,9 @@ Status NcclOpening::OpenKernels() {
   for (std::unique_ptr<Stream>* stream : {&lane_->packing, &lane_->finishing})
     RT_TRY(Stream::Make(lane_->device, stream));
   for (NcclLane::Channel& channel : lane_->channels) RT_TRY(Stream::Make(lane_->device, &channel.collective));
-  const Driver& driver = lane_->device->driver();
-  const CUdevice device = lane_->device->handle();
   const CUstream stream = lane_->packing->get();
-  RT_TRY(PackKernels::Load(driver, device, stream, &lane_->packs));
-  return lane_->sums_by_itself() ? SumKernels::Load(driver, device, stream, &lane_->sums) : Status();
+  RT_TRY(lane_->device->FindPacks(stream, &lane_->packs));
+  return lane_->sums_by_itself() ? lane_->device->FindSums(stream, &lane_->sums) : Status();
 }
 
 // The buffers are one piece of memory, of NCCL's where it can know it.

@@ -696,6 +696,26 @@ def communicators_are_aborted_as_a_group():
     kernels_of_several_communicators_hang()
 
 
+@check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:1=1", FAKE_NCCL_FAIL="ncclAllReduce:3=3")
+def another_process_set_opens_beside_a_kernel_that_hangs():
+    """It needs kernels that are there: the driver loads others only when those that run have ended."""
+
+    def on_rank(rank: int) -> str:
+        array, everyone = FakeDeviceArray(np.ones(5000, "f4"), rank), rt.add_process_set([0, 1])
+        rt.allreduce_async(array, "hangs", rt.Sum)
+        eventually(lambda: nccl.calls("ncclAllReduce") >= 2, "the first sum is on the queues of both GPUs")
+        assert (on_host(rt.allreduce(array, "beside", rt.Sum, process_set=everyone)) == 2).all()
+        went_on.wait(PATIENCE)
+        rt.allreduce_async(array, "fails", rt.Sum)
+        return until_the_end()
+
+    went_on = threading.Barrier(2)
+    world = World(2, gpu_plane="nccl")
+    assert "planned failure" in same_on_all(world.run(on_rank))
+    with contextlib.suppress(errors.RingtrainError):
+        world.close()  # it has failed, and says so once more
+
+
 @check(FAKE_DEVICES=2, FAKE_NCCL_HANG="ncclAllReduce:1+=1", FAKE_NCCL_VERSION=22100)
 def an_older_nccl_aborts_communicators_side_by_side():
     kernels_of_several_communicators_hang()
