@@ -275,13 +275,7 @@ extern "C" {
 
 // The handler that ringtrain/jax/library.py registers with XLA.
 Error* rt_jax_collective(CallFrame* frame) {
-  for (Extension* extension = frame->extensions; extension != nullptr; extension = extension->next) {
-    if (extension->type != kMetadataExtension) continue;
-    Metadata* metadata = reinterpret_cast<MetadataExtension*>(extension)->metadata;
-    metadata->api_version.major = kApiMajor;
-    metadata->api_version.minor = kApiMinor;
-    return nullptr;
-  }
+  if (AnsweredMetadata(frame)) return nullptr;
   try {
     return Execution::Start(frame);
   } catch (const std::bad_alloc&) {

@@ -159,5 +159,17 @@ struct CallFrame {
   Future* future;  // out: arguments, results and attributes stay alive until it is completed
 };
 
+// Whether a call only asks what the handler is, and has been answered.
+inline bool AnsweredMetadata(CallFrame* frame) {
+  for (Extension* extension = frame->extensions; extension != nullptr; extension = extension->next) {
+    if (extension->type != kMetadataExtension) continue;
+    Metadata* metadata = reinterpret_cast<MetadataExtension*>(extension)->metadata;
+    metadata->api_version.major = kApiMajor;
+    metadata->api_version.minor = kApiMinor;
+    return true;
+  }
+  return false;
+}
+
 }  // namespace ringtrain::jax
 #endif  // RINGTRAIN_JAX_FFI_H_

@@ -2,6 +2,7 @@
 
 ``native/jax`` is the source. XLA calls its handler for every operation of a compiled program (``TARGET``). The library
 gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and contexts by slot (``ringtrain.slots``).
+A second handler (``REST``) counts down in which steps a program need not call Python (``watching``).
 """
 
 import ctypes
@@ -14,7 +15,7 @@ from ringtrain import exits
 from ringtrain.errors import UnsupportedError
 from ringtrain.slots import Slots, core_functions
 
-TARGET = "ringtrain_collective"
+TARGET, REST = "ringtrain_collective", "ringtrain_rest"
 OLDEST_RELEASE = "0.7.2"  # of those that were tried
 _BEFORE_THE_WORDS = re.compile(r"^[A-Z_]+: (?:Error dispatching computation: )*")
 
@@ -76,7 +77,8 @@ def _load() -> ctypes.CDLL:
     library.rt_jax_last_abort.argtypes = [ctypes.c_char_p, ctypes.c_int64]
     library.rt_jax_last_abort.restype = ctypes.c_int64
     library.rt_jax_connect(core_functions("JAX", library.rt_jax_abi_version()))
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.rt_jax_collective), platform="cpu")
+    for target, handler in ((TARGET, library.rt_jax_collective), (REST, library.rt_jax_rest)):
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(handler), platform="cpu")
     exits.count_as_errors_of_peers(ErrorOfAPeer)
     for kind in (ErrorOfAPeer, jax.errors.JaxRuntimeError):
         exits.take_words_from(kind, words_of)

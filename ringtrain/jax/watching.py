@@ -1,10 +1,13 @@
 """``ringtrain.gradients.watch`` in steps of JAX: at once, or in a program, where nothing on the host waits for other ranks.
 
-A call of the host gives a step's row and, where a look is asked for, the digests of the parameters; operations of the program
-take the maxima. Gradients come out behind all that, so that no update is made before it is known that ranks step alike.
+A program makes its rows by itself. A call of the host, which costs a step more than all else, says now and then whether a look
+is asked for, and gives the digests of the parameters; operations of the program take the maxima. Gradients come out behind all
+that, so that no update is made before it is known that ranks step alike.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ringtrain.gradients.drift import Settings, Words
+from ringtrain.gradients.drift import Settings, Words, digest_of
 from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ARRAYS, ROW, Forms, Watch, shortest
+from ringtrain.gradients.watch import ARRAYS, Forms, Watch, shortest
 from ringtrain.jax import names
-from ringtrain.jax.library import slots
+from ringtrain.jax.library import REST, slots
 from ringtrain.jax.operations import start
 from ringtrain.operations import Max
 from ringtrain.process_sets import ProcessSet, is_alone
@@ -63,7 +66,7 @@ class Watching:
         settings = _hyperparameters(state)
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
         if not names.tracing() and not any(map(_is_traced, [*settings.values(), *compared.values()])):
-            row = watch.begin(_as_settings(settings, list(settings.values())))
+            row = watch.begin(_as_settings(settings, settings.values()))
             gradients = reduce()
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
             return gradients
@@ -78,15 +81,18 @@ class Watching:
     def _in_a_program(
         self, watch: Watch, settings: Mapping[str, Any], compared: Mapping[str, Any], reduce: Callable[[], Any]
     ) -> Any:
-        own = _on_host(lambda *numbers: watch.row(_as_settings(settings, numbers)), ROW, settings.values())
+        own = _row(watch, settings)
         most = self._maximum(own, f"{watch.name}.settings")
         gradients = reduce()
+        names_of_settings, names_of_compared = list(settings), list(compared)
 
         def look() -> Any:
             def digests(most: Any, *arrays: Any) -> np.ndarray:
-                return watch.digests(np.asarray(most), list(zip(compared, map(np.asarray, arrays), strict=True)))
+                numbers, values = arrays[: len(names_of_settings)], map(np.asarray, arrays[len(names_of_settings) :])
+                told = _as_settings(names_of_settings, numbers)
+                return watch.digests(np.asarray(most), list(zip(names_of_compared, values, strict=True)), told)
 
-            own = _on_host(digests, 16 * len(compared), [most, *compared.values()])
+            own = _on_host(digests, 16 * len(compared), [most, *settings.values(), *compared.values()])
             found = self._maximum(own, f"{watch.name}.parameters")
             return jax.lax.cond(_are_equal(found), lambda: jnp.array(True), lambda: _judged(watch))
 
@@ -110,8 +116,60 @@ def _hyperparameters(state: Any) -> dict[str, Any]:
     return found
 
 
-def _as_settings(names: Mapping[str, Any], numbers: Sequence[Any]) -> Settings:
+def _as_settings(names: Iterable[str], numbers: Iterable[Any]) -> Settings:
     return {name: shortest(number) for name, number in zip(names, numbers, strict=True)}
+
+
+# ---- rows of programs ----
+
+
+def _row(watch: Watch, settings: Mapping[str, Any]) -> Any:
+    """What this rank says in a step, as ``Watch.row``, but with a digest that a program can compute."""
+    left, named = _rest_of(watch), list(settings)
+
+    def ask(*numbers: Any) -> np.ndarray:
+        row = watch.row(_as_settings(named, numbers))
+        left.value = watch.rest()
+        return np.array([row[:-1].any(), row[-1]], np.uint8)  # whether it counts, and asks for a look
+
+    over = jax.ffi.ffi_call(REST, jax.ShapeDtypeStruct((1,), np.uint8), has_side_effect=True)
+    asked = jax.lax.cond(
+        over(steps=np.int64(ctypes.addressof(left)))[0] > 0,
+        lambda: _on_host(ask, 2, settings.values()),
+        lambda: jnp.array([1, 0], jnp.uint8),
+    )
+    said = _digest(settings)
+    own = jnp.where(asked[0] > 0, jnp.concatenate([said, ~said]), jnp.uint8(0))
+    return jnp.concatenate([own, asked[1:]])
+
+
+def _digest(settings: Mapping[str, Any]) -> Any:
+    """uint8[8] of numbers by name: one that differs always gives another one."""
+    begin = digest_of(dict.fromkeys(settings))
+    if not settings:
+        return jnp.asarray(np.array([begin], np.uint64).view(np.uint8))
+    words = jnp.concatenate([_words(each) for each in settings.values()])
+    words = (words ^ (words >> 16)) * np.uint32(0x85EBCA6B)
+    words = words ^ (words >> 13)
+    factors = np.random.default_rng(begin).integers(1 << 32, size=(2, words.size), dtype=np.uint32) | np.uint32(1)
+    return jax.lax.bitcast_convert_type(jnp.sum(words * factors, axis=1, dtype=jnp.uint32), jnp.uint8).reshape(-1)
+
+
+def _words(number: Any) -> Any:
+    """The bits of a number as uint32, those of whole numbers as if it were none."""
+    wide = jnp.asarray(number).astype(jnp.promote_types(jnp.result_type(number), jnp.float32))
+    return jax.lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
+
+
+def _rest_of(watch: Watch) -> ctypes.c_int64:
+    """In how many of the next steps a watch's programs need not ask. Programs keep it alive, by what they call."""
+    if (left := _rests.get(watch)) is None:
+        left = _rests[watch] = ctypes.c_int64(0)
+        watch.wakes(lambda: setattr(left, "value", 0))
+    return left
+
+
+_rests: "weakref.WeakKeyDictionary[Watch, ctypes.c_int64]" = weakref.WeakKeyDictionary()
 
 
 def _named(tree: Any, only_floats: bool = False) -> dict[str, Any]:

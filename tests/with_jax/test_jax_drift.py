@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 import ringtrain.jax as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift
+from ringtrain.gradients import drift, watch
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +104,32 @@ def test_another_rate_is_told(two, compiled):
         trains(rank, compiled, between=changes, make=lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
 
     assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
+
+
+def test_a_rate_that_changes_after_hundreds_of_steps_is_told(two):
+    """The program has long ceased to call the host in each step."""
+
+    def body(rank):
+        def changes(step, parameters, state):
+            if rank and step == 300:
+                state.hyperparams["learning_rate"] = jnp.float32(0.05)
+            return parameters, state
+
+        make = lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)  # noqa: E731
+        trains(rank, True, between=changes, make=make, steps=310)
+
+    assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "scheduled"])
+def test_most_steps_of_a_program_do_not_call_the_host(two, monkeypatch, scheduled):
+    asked = []
+    row = watch.Watch.row
+    monkeypatch.setattr(watch.Watch, "row", lambda self, *given: asked.append(1) or row(self, *given))
+    monkeypatch.setattr(watch, "_REST", 3600.0)  # however slow this machine is: at most twice as many steps as before
+    rate = optax.linear_schedule(0.1, 0.01, 100) if scheduled else 0.1
+    two.run(lambda rank: trains(rank, True, make=lambda: optax.inject_hyperparams(optax.sgd)(rate), steps=100))
+    assert 2 * 2 <= len(asked) <= 2 * 15
 
 
 @COMPILED
