@@ -783,6 +783,8 @@ char* rt_membership_suspects(rt_membership* membership, int32_t why, const int32
       membership->membership.Suspect(std::move(uids), actions);
     else if (why == RT_UNHEARD)
       membership->membership.Unheard(std::move(uids));
+    else if (why == RT_REFUSED)
+      membership->membership.Refuse(uids, actions);
     else
       membership->membership.Missing(uids, actions);
   });

@@ -166,6 +166,12 @@ class Member:
             self._changed.wait_for(lambda: self._is_explained(context), SECONDS_FOR_THE_CAUSE)
         return WorldChangedError(context.ended_because or str(problem))
 
+    def refuse(self, ranks: Sequence[int]) -> None:
+        """These ranks of the program's world have joined it with other values, and know so: the next one is without them."""
+        with self._changed:
+            if self._present is not None and self._present_goes_on:  # else they have other numbers by now
+                self._carry_out(lib.rt_membership_suspects(self._native, lib.RT_REFUSED, list(ranks), len(ranks)))
+
     def world_has_ended(self) -> bool:
         """Whether the program's world has ended, after a moment in which the launcher may say so; false without a world."""
         with self._changed:

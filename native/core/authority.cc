@@ -147,7 +147,8 @@ void Authority::SkipStandstill(Nanoseconds now) {
   if (short_since_ != kNever) short_since_ += missed;
   for (auto& entry : hosts_) entry.second.heard += missed;
   for (auto& entry : ranks_)
-    if (entry.second.asked != kNever) entry.second.asked += missed;
+    for (Nanoseconds* since : {&entry.second.asked, &entry.second.refused})
+      if (*since != kNever) *since += missed;
 }
 
 // If no host is heard that has a rank of this world it is the launcher that is cut off: the world goes on without it,
@@ -213,7 +214,11 @@ void Authority::Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActio
   Host& host = hosts_[frame.process.host];
   host.unheard.erase(uid);
   host.taken[frame.process.slot] = true;
-  if (ranks_.count(uid) > 0) return;
+  if (const auto known = ranks_.find(uid); known != ranks_.end()) {
+    if (!InWorld(uid))
+      known->second.process.address = frame.process.address;  // it may join again, and listens elsewhere
+    return;
+  }
   Rank& rank = ranks_[uid];
   rank.leaves = noticed_.erase(uid) > 0 || host.leaves;
   rank.finished = finished_.erase(uid) > 0;
@@ -260,8 +265,9 @@ void Authority::Lose(Nanoseconds now, const Uid& uid, AuthorityActions* actions)
 }
 
 void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
-  if (frame.epoch != epoch_ || ranks_.count(frame.process.uid) == 0) return;
+  if (frame.epoch != epoch_ || !IsLiving(frame.process.uid)) return;
   if (frame.hangs) return EvictMissing(now, frame, actions);
+  if (frame.refused) return Refuse(now, frame, actions);
   bool any = frame.uids.empty();  // it cannot connect, and does not know because of whom: the reports will tell
   unconnected_ |= any && phase_ == Phase::kForming;
   for (const Uid& uid : frame.uids) {
@@ -272,6 +278,27 @@ void Authority::Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityAct
     cuts_.insert({frame.process.uid, uid});
   }
   if (any && (phase_ == Phase::kRunning || phase_ == Phase::kForming)) Stop(now, actions);
+}
+
+// Only of those who join: what old members have is right. They go on at once, whenever it ends, and its slot pauses
+// then.
+void Authority::Refuse(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions) {
+  const auto is_refused = [&](const Member& member) {
+    const Uid& uid = member.process.uid;
+    const bool named = std::find(frame.uids.begin(), frame.uids.end(), uid) != frame.uids.end();
+    return member.joins && named && IsLiving(uid) && !(uid == frame.process.uid);
+  };
+  Uids refused;
+  for (const Member& member : world_)
+    if (is_refused(member)) refused.push_back(member.process.uid);
+  if (refused.empty()) return;
+  world_.erase(std::remove_if(world_.begin(), world_.end(), is_refused), world_.end());
+  for (const Uid& uid : refused) {
+    Rank& rank = ranks_.at(uid);
+    rank.refused = now;
+    rank.holds_state = false;
+  }
+  if (phase_ == Phase::kRunning) Stop(now, actions);
 }
 
 // Their hosts are well, and so are their threads that speak to the authority: a program waits for what does not come,
@@ -288,7 +315,7 @@ void Authority::EvictMissing(Nanoseconds now, const ControlFrame& frame, Authori
 
 void Authority::Report(Nanoseconds now, const ControlFrame& frame) {
   const auto found = ranks_.find(frame.process.uid);
-  if (frame.epoch != epoch_ || found == ranks_.end()) return;
+  if (frame.epoch != epoch_ || found == ranks_.end() || !InWorld(frame.process.uid)) return;
   if (phase_ == Phase::kRunning) {  // the first of those that pause
     phase_ = Phase::kStopping;
     since_ = now;
@@ -370,6 +397,7 @@ void Authority::Decide(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ == Phase::kStopping || phase_ == Phase::kForming) EvictTheLate(now, actions);
   LeaveOutLateJoiners(now, actions);
   EvictWhoDoNotAnswer(now, actions);
+  EvictWhoDoNotEnd(now, actions);
   if (phase_ == Phase::kGathering || phase_ == Phase::kStopping || phase_ == Phase::kWaiting) FormNext(now, actions);
   if (phase_ == Phase::kForming) Go(now, actions);
   EndIfShortForTooLong(now, actions);
@@ -529,6 +557,15 @@ void Authority::LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions) 
     Tell(rank.process, Of(ControlType::kAsk), actions);
   }
   Stop(now, actions);
+}
+
+void Authority::EvictWhoDoNotEnd(Nanoseconds now, AuthorityActions* actions) {
+  Uids staying;
+  for (const auto& [uid, rank] : ranks_)
+    if (rank.refused != kNever && now - rank.refused >= options_.silence) staying.push_back(uid);
+  for (const Uid& uid : staying)
+    Evict(now, uid, "it was refused, as its error says, and has not ended. Let MismatchError end the program.",
+          actions);
 }
 
 void Authority::EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions) {
@@ -723,7 +760,7 @@ bool Authority::AnyOfTheFirst() const {
 Uids Authority::Newcomers() const {
   std::map<std::pair<std::string, int>, Uid> ordered;
   for (const auto& [uid, rank] : ranks_)
-    if (!rank.holds_state && !rank.leaves && rank.asked == kNever)
+    if (!rank.holds_state && !rank.leaves && rank.asked == kNever && rank.refused == kNever)
       ordered[{rank.process.host, rank.process.slot}] = uid;
   Uids newcomers;
   for (const auto& entry : ordered) newcomers.push_back(entry.second);

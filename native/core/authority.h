@@ -121,8 +121,9 @@ class Authority {
     Process process;
     bool holds_state = false, leaves = false, finished = false;
     bool reported = false, formed = false, suspected = false;
-    int left_out = 0;            // how often it has not formed in time with a world that it was to join
-    Nanoseconds asked = kNever;  // when it was asked whether it lives, and has not answered since
+    int left_out = 0;              // how often it has not formed in time with a world that it was to join
+    Nanoseconds asked = kNever;    // when it was asked whether it lives, and has not answered since
+    Nanoseconds refused = kNever;  // when others have refused it, which it knows: it is to end
     std::string program;
     EpochId runs;        // when a launcher that was started again found it
     bool admits = true;  // somebody new, as it has reported
@@ -133,6 +134,7 @@ class Authority {
   void Admit(Nanoseconds now, const Uid& uid, bool lost, AuthorityActions* actions);
   void Dead(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Suspect(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
+  void Refuse(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void EvictMissing(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Report(Nanoseconds now, const ControlFrame& frame);
   void Leave(const ControlFrame& frame, AuthorityActions* actions);
@@ -152,6 +154,7 @@ class Authority {
   void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
   void GiveUpJoiners(Nanoseconds now, AuthorityActions* actions);
   void LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions);
+  void EvictWhoDoNotEnd(Nanoseconds now, AuthorityActions* actions);
   void EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions);
   std::map<Uid, size_t> Unheard() const;
   void FormNext(Nanoseconds now, AuthorityActions* actions);

@@ -88,7 +88,8 @@ bool Body(Way& way, Frame& frame) {
       way.Small(frame.exit_code);
       return true;
     case ControlType::kSuspect:
-      Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids), way.Flag(frame.hangs);
+      Of(way, frame.epoch), Of(way, frame.process), Each(way, frame.uids), way.Flag(frame.hangs),
+          way.Flag(frame.refused);
       return true;
     case ControlType::kReport:
       Of(way, frame.epoch), Of(way, frame.process);

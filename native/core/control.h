@@ -33,7 +33,8 @@ struct EpochId {
 enum class ControlType : uint8_t {
   kReady = 1,     // rank: here I am. process, program, epoch: the last one that it has been a member of, stopped
   kDead = 2,      // agent: this process has ended. process, exit_code, or -signal
-  kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing, or (hangs) who do not come; none: it cannot connect
+  kSuspect = 3,   // rank: epoch; uids: of whom it hears nothing, or (hangs) who do not come, or (refused) who join with
+                  // other values; none: it cannot connect
   kStop = 4,      // authority to ranks: epoch; at_release: pause between two steps, else at once. Then report
   kReport = 5,    // rank: epoch: which Stop it answers; process, admits, holds_state; uids: whom it did not hear lately
   kForm = 6,      // authority to ranks: epoch, members in rank order, key
@@ -64,7 +65,7 @@ struct ControlFrame {
   EpochId epoch;
   Process process;
   std::string program;  // digest of what must be equal on all ranks
-  bool stopped = false, at_release = false, holds_state = false, finished = false, hangs = false;
+  bool stopped = false, at_release = false, holds_state = false, finished = false, hangs = false, refused = false;
   bool admits = true;  // somebody new, to the next world
   int exit_code = 0;
   Uids uids;

@@ -108,16 +108,23 @@ void Membership::Unheard(Uids unheard) {
   if (state_ == State::kMember) unheard_ = std::move(unheard);
 }
 
-void Membership::TellSilent(MembershipActions* actions) const { TellSuspects(silent_, false, actions); }
+void Membership::TellSilent(MembershipActions* actions) const { TellSuspects(silent_, Fault::kSilent, actions); }
 
-void Membership::Missing(const Uids& uids, MembershipActions* actions) const { TellSuspects(uids, true, actions); }
+void Membership::Missing(const Uids& uids, MembershipActions* actions) const {
+  TellSuspects(uids, Fault::kHangs, actions);
+}
 
-void Membership::TellSuspects(const Uids& uids, bool hangs, MembershipActions* actions) const {
+void Membership::Refuse(const Uids& uids, MembershipActions* actions) const {
+  TellSuspects(uids, Fault::kRefused, actions);
+}
+
+void Membership::TellSuspects(const Uids& uids, Fault fault, MembershipActions* actions) const {
   if (state_ != State::kMember || uids.empty()) return;
   ControlFrame suspect = Of(ControlType::kSuspect);
   suspect.epoch = epoch_;
   suspect.uids = uids;
-  suspect.hangs = hangs;
+  suspect.hangs = fault == Fault::kHangs;
+  suspect.refused = fault == Fault::kRefused;
   Send(std::move(suspect), actions);
 }
 

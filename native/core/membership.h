@@ -74,6 +74,8 @@ class Membership {
   void Unheard(Uids unheard);
   // Members that have not come to an operation of the present world, which was given up.
   void Missing(const Uids& uids, MembershipActions* actions) const;
+  // Members that join with values which do not fit, and were told so: the others go on without them.
+  void Refuse(const Uids& uids, MembershipActions* actions) const;
 
   // ---- the program ----
   // It has left its world, and was not told to.
@@ -98,7 +100,8 @@ class Membership {
   void Halt(const EpochId& epoch, MembershipActions* actions);
   void TellReady(MembershipActions* actions) const;
   void TellSilent(MembershipActions* actions) const;
-  void TellSuspects(const Uids& uids, bool hangs, MembershipActions* actions) const;
+  enum class Fault { kSilent, kHangs, kRefused };
+  void TellSuspects(const Uids& uids, Fault fault, MembershipActions* actions) const;
   void Fence(std::string cause, MembershipActions* actions);
   void Send(ControlFrame frame, MembershipActions* actions) const;
   bool over() const { return state_ == State::kLeaving || state_ == State::kFenced; }

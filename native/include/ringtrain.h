@@ -140,6 +140,7 @@ void rt_abort(rt_context* context, const char* cause);
 #define RT_SILENT 0  /* it has found its world to have ended by their silence */
 #define RT_UNHEARD 1 /* it had not heard them for half of that bound when it looked last */
 #define RT_MISSING 2 /* an operation has waited for them until it was given up */
+#define RT_REFUSED 3 /* of a rank's membership alone: they join with values that do not fit, and have been told so */
 int32_t rt_suspects(rt_context* context, int32_t why, int32_t* ranks, int32_t capacity);
 /* What a stall needs of the caller is written to the pipe, for a thread of its own to read: "s" when others wait for
  * this rank and the caller's stacks are to be written to stderr, "l" when the log has a warning. If an "s" is

@@ -14,7 +14,8 @@ What is framework-specific is a ``Training``'s.
 """
 
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -118,6 +119,9 @@ class Transaction:
         self._pauses = False  # all have agreed to leave this world between two steps
         self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
+        self._joiners: Sequence[
+            int
+        ] = ()  # ranks of the present world that have joined others, until a part is released there
 
     # ---- the open window ----
 
@@ -163,7 +167,7 @@ class Transaction:
                 self._release()
                 return held[0]
             except RingtrainError as problem:
-                if not can_go_on(problem):
+                if not can_go_on(problem) and not self._refuses_joiners(problem):
                     lib.rt_steps_drop(self._steps)
                     raise
             self._go_on()
@@ -256,13 +260,25 @@ class Transaction:
 
     def _unlike_draws(self) -> str:
         everyone = allgather_object(self._training.drawn(), _DRAWN)
+        _let_all_know()
         other = next(rank for rank, drawn in enumerate(everyone) if drawn != everyone[0])
         return (
             f"elastic.State: all ranks must draw the same for a step, but rank 0 has drawn {everyone[0]}, and rank {other} "
             f"{everyone[other]}. Use one batch_size, and as many batches a step, on all ranks."
         )
 
+    def _refuses_joiners(self, problem: RingtrainError) -> bool:
+        """Whether ranks differ since some have joined, with which no step was done yet: these alone fail, and the others go on."""
+        joiners = self._joiners
+        if not isinstance(problem, MismatchError) or not joiners or current().rank in joiners:
+            return False
+        if current().rank == 0:
+            logger.warning("elastic: not let in: rank %s: %s", ", ".join(map(str, joiners)), problem)
+        self._member.refuse(joiners)
+        return True
+
     def _release(self) -> None:
+        self._joiners = ()
         require(lib.rt_steps_release(self._steps))
         self._carry_out()
 
@@ -305,7 +321,7 @@ class Transaction:
             present = False
 
     def _enter_world(self) -> None:
-        self._pauses = False
+        self._pauses, self._joiners = False, ()
         context = current()
         context.awaits_gpus = True
         if self._context is not None and self._context is not context:
@@ -358,16 +374,24 @@ class Transaction:
         )
         outlines = [outline for _, outline in told]
         different = unlike(outlines)
+        begins = not any(holds for holds, _ in told)  # nobody has anything that could be lost yet
+        self._joiners = () if begins else [rank for rank, (holds, _) in enumerate(told) if not holds]
         if not different:
             return
-        begins = not any(holds for holds, _ in told)  # nobody has anything that could be lost yet
         if current().rank == 0 and not begins:
             for rank in different:
                 logger.warning("elastic: not let in: %s", refusal(outlines, rank))
-        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # until then nobody ends, so that all know
+        _let_all_know()
         if begins or current().rank in different:
             raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
-        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)  # ends with this world, when those who raise have ended
+        self._member.refuse(different)
+        raise WorldChangedError("elastic.State: ranks that have joined were refused.")
+
+
+def _let_all_know() -> None:
+    """Until all ranks have heard by what they differ nobody leaves the world, whose end would be what others hear."""
+    with suppress(RingtrainError):
+        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)
 
 
 # By the place of an effect in `StepEffect`.

@@ -111,6 +111,37 @@ def test_callbacks_of_a_rank_that_joins_remember_what_others_do(warmup: dict[str
     assert ends(done)[0].endswith("['epoch', '0', '1', '2', '3']"), ends(done)  # of two processes that were rank 0
 
 
+OF_ANOTHER_SHAPE = """
+import sys
+from ringtrain.errors import MismatchError
+
+if slot == 1 and (folder / "struck-1-4-begun").exists():
+    sum_up = TransparentState.grouped_allreduce
+
+    def sum_up_others(self, arrays, *arguments):
+        try:
+            return sum_up(self, [arrays[0][:7], *arrays[1:]], *arguments)
+        except MismatchError as problem:
+            print("refused:", problem, file=sys.stderr, flush=True)
+            time.sleep(600)
+
+    TransparentState.grouped_allreduce = sum_up_others
+"""
+
+
+def test_a_joiner_with_arrays_of_another_shape_is_refused_and_nobody_waits_for_its_end(job: Job) -> None:
+    """Each rank hears of the difference; those that have trained together go on, though the other one does not end."""
+    faults = json.dumps({"1/4/begun": KILL})
+    done = frameworks.run(
+        job, frameworks.NUMPY, "--elastic", "-np", "2:3", FAULTS=faults, PLANTED=OF_ANOTHER_SHAPE, JOINED="3"
+    )
+    assert frameworks.applied(done) == [[0, 1, 2]] * 4 + [[0, 2]] * (frameworks.STEPS - 4)
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    assert re.search(r"^\[1\] refused: .*shape", done.stderr, re.M), done.stderr
+    assert re.search(r"^\[0\] .*elastic: not let in: rank 2: ", done.stderr, re.M), done.stderr
+    assert "slot 1 of host 'localhost' was evicted: it was refused, as its error says" in done.stderr, done.stderr
+
+
 STOPS_AS_IT_JOINS = """
 from ringtrain.membership import Member
 

@@ -425,6 +425,54 @@ RT_TEST(a_joiner_that_does_not_form_in_time_is_left_out_until_it_answers) {
   RT_CHECK(job.runs());
 }
 
+RT_TEST(a_joiner_that_others_refuse_is_not_waited_for_and_is_evicted_if_it_does_not_end) {
+  Job job(0);
+  job.Rejoins();
+  job.Form({0, 1, 2});
+  job.Hear(0, ControlType::kFormed, 3, /*life=*/2);
+  RT_REQUIRE(job.runs());
+  ControlFrame refusal;
+  refusal.type = ControlType::kSuspect;
+  refusal.epoch = job.authority->epoch();
+  refusal.process = {{1, 0}, "a", 0, "a:0"};
+  refusal.refused = true;
+  refusal.uids = {{1, 1}, {2, 3}};  // of which the first has joined nobody
+  job.authority->Arrived(0, "a", refusal, &job.actions);
+  RT_CHECK(job.authority->phase() == Authority::Phase::kStopping);
+  job.Hear(0, ControlType::kReport, 3, /*life=*/2);  // as a program that goes on all the same
+  for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+  job.Form({0, 1, 2});
+  RT_CHECK(job.runs());
+  RT_CHECK(job.TakeSaid("evicted").empty());
+  for (Nanoseconds now = job.options.silence / 4; now <= job.options.silence; now += job.options.silence / 4) {
+    job.Hear(now, ControlType::kBeat, 0);
+    job.authority->Tick(now, &job.actions);
+  }
+  RT_CHECK_EQ(job.TakeSaid("slot 3 of host 'a' was evicted: it was refused").size(), size_t{1});
+  RT_CHECK(job.runs());
+}
+
+RT_TEST(a_joiner_that_was_left_out_listens_elsewhere_when_it_answers) {
+  Job job(0);
+  job.Rejoins();
+  job.authority->Tick(2 * kSecond, &job.actions);  // too late
+  for (int slot : {0, 1, 2}) job.Hear(2 * kSecond, ControlType::kReport, slot);
+  job.Form({0, 1, 2});
+  RT_REQUIRE(job.runs());
+  job.actions.clear();
+  ControlFrame ready;
+  ready.type = ControlType::kReady;
+  ready.process = {{2, 3}, "a", 3, "a:elsewhere"};
+  job.authority->Arrived(2 * kSecond, "a", ready, &job.actions);
+  for (int slot : {0, 1, 2}) job.Hear(2 * kSecond, ControlType::kReport, slot);
+  std::vector<std::string> addresses;
+  for (const AuthorityAction& action : job.actions)
+    if (const auto* send = std::get_if<authority_action::Send>(&action))
+      if (send->frame.type == ControlType::kForm) addresses.push_back(send->frame.members.back().process.address);
+  RT_CHECK_EQ(addresses.size(), size_t{4});
+  for (const std::string& address : addresses) RT_CHECK(address == "a:elsewhere");
+}
+
 RT_TEST(a_joiner_that_was_left_out_and_never_answers_is_evicted) {
   Job job(0);
   job.Rejoins();

@@ -203,7 +203,7 @@ MUTANTS = [
         "unheard.at(uid) >= unheard.at(*most)",
         "unheard.at(uid) < unheard.at(*most)",
     ),
-    Mutant("both sides of a cut go on", AUTHORITY, "!cuts_.empty()", "false"),
+    Mutant("both sides of a cut go on", AUTHORITY, "unheard.count(uid) > 0", "false"),
     Mutant(
         "a world goes on below the minimum",
         AUTHORITY,

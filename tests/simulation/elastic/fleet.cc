@@ -368,7 +368,9 @@ void Fleet::Strike(const Fault& fault) {
       judge_.Killed(process->process.uid);
       return Die(number, kKilled);
     case Fault::kOtherProgram:
-      agents_[static_cast<size_t>(fault.host)].program[fault.slot] = "another program";
+    case Fault::kOtherValues:
+      agents_[static_cast<size_t>(fault.host)].program[fault.slot] =
+          fault.kind == Fault::kOtherValues ? kOtherValues : "another program";
       return process == nullptr ? void() : Die(number, 1);
     case Fault::kFreeze:
       if (process != nullptr) process->frozen_until = std::max(process->frozen_until, now_ + fault.duration);

@@ -52,6 +52,8 @@ class Drawing {
         Fault::kHang,          Fault::kHostLost, Fault::kHostReset, Fault::kCut,         Fault::kLauncherCrash,
         Fault::kLauncherCrash, Fault::kNotice,   Fault::kNotice,    Fault::kOtherProgram};
     Fault fault{number, random_.Pick(kinds)};
+    if (fault.kind == Fault::kOtherProgram && simulation::Mix({plan_.seed, static_cast<uint64_t>(number)}) % 2 == 0)
+      fault.kind = Fault::kOtherValues;
     fault.host = static_cast<int>(random_.Below(plan_.slots.size()));
     fault.slot = static_cast<int>(random_.Below(static_cast<uint64_t>(plan_.slots[static_cast<size_t>(fault.host)])));
     const bool at_a_moment = fault.kind == Fault::kLauncherCrash ? !random_.OneIn(3) : random_.OneIn(2);
@@ -126,8 +128,8 @@ bool Plan::must_succeed() const {
 }
 
 std::string Plan::Text() const {
-  static const char* const kKinds[] = {"crash", "freeze",         "hang",   "loss",         "reset",
-                                       "cut",   "launcher crash", "notice", "other program"};
+  static const char* const kKinds[] = {"crash", "freeze",         "hang",   "loss",          "reset",
+                                       "cut",   "launcher crash", "notice", "other program", "other values"};
   static const char* const kCuts[] = {"positions", "batches", "growing batches"};
   static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;

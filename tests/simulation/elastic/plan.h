@@ -20,7 +20,18 @@ constexpr Nanoseconds kStall = 30 * kSecond;   // that an operation waits for ra
 constexpr int kLauncher = -1;                  // where hosts are named by number
 
 struct Fault {
-  enum Kind { kCrash, kFreeze, kHang, kHostLost, kHostReset, kCut, kLauncherCrash, kNotice, kOtherProgram };
+  enum Kind {
+    kCrash,
+    kFreeze,
+    kHang,
+    kHostLost,
+    kHostReset,
+    kCut,
+    kLauncherCrash,
+    kNotice,
+    kOtherProgram,
+    kOtherValues
+  };
   enum Way { kBoth, kOutward, kInward };
   int number;
   Kind kind;

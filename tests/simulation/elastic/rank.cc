@@ -20,10 +20,11 @@ SimulatedRank::SimulatedRank(const Plan& plan, Process process, const std::strin
     : plan_(plan),
       process_(process),
       program_(program),
+      fits_(program != kOtherValues),
       judge_(judge),
       surroundings_(surroundings),
       random_({plan.seed, 3, process.uid.low}),
-      membership_(process, program),
+      membership_(process, program == kOtherValues ? kProgram : program),
       steps_(false),
       samples_(SamplesOf(plan), 0, {}) {}
 
@@ -84,6 +85,7 @@ void SimulatedRank::Go() {
     case Wait::kStandings:
       if (Fails(kStandingsName)) return GoOn();
       if (const Gifts* told = result(kStandingsName)) {
+        if (Refuses(*told)) return;
         std::vector<Standing> standings;
         for (const Member& member : present_->members()) standings.push_back(told->at(member.process.uid).standing);
         if (!steps_.Hear(standings)) judge_->Violate("E2: ranks have standings that cannot be");
@@ -278,8 +280,29 @@ void SimulatedRank::TakeWorld() {
   steps_.EnterWorld(number, static_cast<int32_t>(present_->members().size()), present_->rank());
   Gift gift;
   gift.standing = steps_.standing(false);
+  gift.fits = fits_;
   present_->Submit(kStandingsName, gift);
   wait_ = Wait::kStandings;
+}
+
+// Whether some have joined with values that do not fit. They end, or do not; the others leave the world at once.
+bool SimulatedRank::Refuses(const Gifts& told) {
+  const auto holds = [](const auto& each) { return each.second.standing.holds_state; };
+  Uids refused;
+  if (std::any_of(told.begin(), told.end(), holds))
+    for (const auto& [uid, gift] : told)
+      if (!gift.fits && !gift.standing.holds_state) refused.push_back(uid);
+  fits_ |= refused.empty();  // in a first world it trains as the others do
+  if (refused.empty()) return false;
+  if (fits_) {
+    membership_.Refuse(refused, &actions_);
+    GoOn();
+  } else if (random_.OneIn(2)) {
+    wait_ = Wait::kNothing;
+  } else {
+    End(1);
+  }
+  return true;
 }
 
 void SimulatedRank::Settle(const std::vector<int32_t>& places) {
@@ -321,7 +344,7 @@ void SimulatedRank::Resume() {
     if (!goes_on_) return GoOn();
     membership_.Admits(false);
     judge_->Ran(surroundings_->now(), process_.uid, present_->epoch(), present_->members(), progress());
-    judge_->HasProgram(present_->epoch(), program_);
+    judge_->HasProgram(present_->epoch(), fits_ && program_ == kOtherValues ? kProgram : program_);
     surroundings_->Trace(process_.uid, "goes on in epoch " + std::to_string(present_->epoch().count) + " behind step " +
                                            std::to_string(done_) + " and part " + std::to_string(steps_.released()));
   }

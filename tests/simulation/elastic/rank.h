@@ -21,7 +21,8 @@
 namespace ringtrain {
 namespace elastic {
 
-constexpr char kProgram[] = "program";  // the digest of what all train
+constexpr char kProgram[] = "program";           // the digest of what all train
+constexpr char kOtherValues[] = "other values";  // the same program, in which something has another shape
 
 class SimulatedRank {
  public:
@@ -70,6 +71,7 @@ class SimulatedRank {
   void GoOn();
   void NoteUnheard();
   void TakeWorld();
+  bool Refuses(const Gifts& told);
   void Settle(const std::vector<int32_t>& places);
   void CarryOutSteps();
   void Resume();
@@ -103,6 +105,7 @@ class SimulatedRank {
   const Plan& plan_;
   const Process process_;
   const std::string program_;
+  bool fits_;
   Judge* const judge_;
   Surroundings* const surroundings_;
   simulation::Random random_;

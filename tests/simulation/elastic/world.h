@@ -28,6 +28,7 @@ struct Gift {
   Standing standing;
   int32_t place = -1;
   bool pauses = false;
+  bool fits = true;  // what the rank has to what others have
   Progress progress;
 };
 using Gifts = std::map<Uid, Gift>;
