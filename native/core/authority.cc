@@ -502,7 +502,8 @@ void Authority::EvictTheLate(Nanoseconds now, AuthorityActions* actions) {
 // where a world without joiners could not be connected.
 void Authority::BelieveDoubts() {
   const bool joined = std::any_of(world_.begin(), world_.end(), [](const Member& member) { return member.joins; });
-  if (!cuts_.empty() || (unconnected_ && !joined)) cuts_.merge(doubts_);
+  if (cuts_.empty() && (joined || !unconnected_)) return;
+  cuts_.merge(doubts_);
 }
 
 // Who is not heard by most goes first, until all that are left hear each other.
