@@ -35,17 +35,17 @@ from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_param
 from ringtrain.torch.gathering import gather_with_gradient
 from ringtrain.torch.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.torch.optimizer import DistributedOptimizer
-from ringtrain.torch.resuming import resume_together
 from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
-from ringtrain.torch.uneven import until_all_are_done
 
 if _TYPE_CHECKING:
     from ringtrain import Outer
     from ringtrain.torch import elastic
     from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag, ShardedEmbeddingCollection
+    from ringtrain.torch.resuming import resume_together
     from ringtrain.torch.row_optimizers import RowWiseAdagrad
     from ringtrain.torch.tables import dense_state_dict, load_tables, plain_weight, save_tables
+    from ringtrain.torch.uneven import until_all_are_done
 
 _profiling.install()
 
@@ -55,6 +55,8 @@ _LATER = {  # by where it is: who has no elastic job, no tables and no local ste
         ("ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection"), "ringtrain.torch.embedding"
     ),
     "RowWiseAdagrad": "ringtrain.torch.row_optimizers",
+    "resume_together": "ringtrain.torch.resuming",
+    "until_all_are_done": "ringtrain.torch.uneven",
     **dict.fromkeys(("dense_state_dict", "load_tables", "plain_weight", "save_tables"), "ringtrain.torch.tables"),
 }
 

@@ -4,9 +4,9 @@ The object stays the same one: its class becomes a subclass with a few methods m
 a hook before each step waits for the reductions. So its defaults, state, schedulers, hooks and pickles are what they were.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -14,27 +14,17 @@ import torch
 from ringtrain import membership
 from ringtrain._training.mode import LocalSteps, Mode, OneStepLate, ShardedStep, Synchronous, checked_mode
 from ringtrain._training.needs import check_needs
-from ringtrain.averaging.neighbours import set_of_this_host
-from ringtrain.averaging.worker import ComparedSettings, Plan, Worker
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.gradients.arguments import check_compressor, check_passes, check_scaling
-from ringtrain.gradients.grouping import Groups
 from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.gradients.session import Session
 from ringtrain.operations import Adasum, Average, Sum
 from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
-from ringtrain.torch.compression import Compression, Compressor, compression_in_the_core
-from ringtrain.torch.gradients import ReductionSettings
-from ringtrain.torch.modes.adasum import AdasumMode
+from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.modes.base import Alone, OptimizerMode
-from ringtrain.torch.modes.local_steps import LocalStepsMode
-from ringtrain.torch.modes.one_step_late import OneStepLateMode
-from ringtrain.torch.modes.sharded_step import ShardedStepMode, what_it_has
-from ringtrain.torch.modes.synchronous import SynchronousMode
-from ringtrain.torch.replica import CALLED, replicas_of, settings_of
+from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.shards import check_op_of_shards, is_shard, replicated
 
 if TYPE_CHECKING:  # the user's class comes behind it
@@ -118,131 +108,42 @@ def DistributedOptimizer(
     names = parameters.names_of(optimizer, known)
     groups = parameters.checked_groups(num_groups, groups, set(replicated(names)))
     refuse_shared_parameters(names.keys())
-    wrapping = _Wrapping(
+    wrapping = Wrapping(
         mode, process_set, op, compressor, powersgd, gradient_predivide_factor, sparse_as_dense,
-        average_aggregated_gradients, groups, known, names,
+        average_aggregated_gradients, groups, known, names, _plain_class(type(optimizer)),
     )  # fmt: skip
-    _check_combination(optimizer, wrapping)
+    kind = _kind_of(mode, op)
+    _check_combination(optimizer, wrapping, kind)
     _make_distributed(optimizer)
     optimizer.op, optimizer.process_set = op, process_set
     optimizer.gradient_predivide_factor, optimizer.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     optimizer._parameter_names = dict(known or names)
     optimizer.mode, optimizer._passes = mode, backward_passes_per_step
-    optimizer._mode = wrapping.mode_of(optimizer)
+    optimizer._mode = _mode_of(optimizer, wrapping, kind)
     optimizer._mode.attach(optimizer)
     return optimizer
 
 
-@dataclass(frozen=True)
-class _Wrapping:
-    """What ``DistributedOptimizer`` was called with, checked, of which the optimizer's mode is made."""
-
-    mode: Mode
-    process_set: ProcessSet
-    op: int
-    compressor: type[Compressor]
-    powersgd: PowerSGD | None
-    predivide: float
-    sparse_as_dense: bool
-    averages_passes: bool
-    groups: Groups
-    known: dict[torch.Tensor, str] | None
-    names: dict[torch.Tensor, str]
-
-    @property
-    def by_core(self) -> str | None:
-        """The compression, if it is the core's; None for a class of the user's."""
-        return compression_in_the_core(self.compressor)
-
-    def mode_of(self, optimizer: Any) -> OptimizerMode:
-        """The mode, made for this optimizer."""
-        make, kind = (_adasum, AdasumMode) if self.op == Adasum else _MODES[type(self.mode)]
-        in_one = self.process_set.size() == 1 and membership.current() is None and not self._works_alone
-        if not self.process_set.included() or in_one:
-            return Alone(kind)
-        return make(optimizer, self)
-
-    @property
-    def _works_alone(self) -> bool:
-        """Whether the mode changes what a world of one computes."""
-        if self.op == Adasum:
-            return False
-        return isinstance(self.mode, OneStepLate) or (isinstance(self.mode, LocalSteps) and self.mode.outer is not None)
-
-    def settings(self, optimizer: Any, members: ProcessSet, is_plain: bool = False) -> ReductionSettings:
-        """How gradients are combined over these ranks; plainly, without compression."""
-        return ReductionSettings(
-            session=Session(members),
-            mode=self.mode.name,
-            averages=self.op == Average,
-            prescale=1.0 / self.predivide,
-            postscale=self.predivide,
-            compression="none" if is_plain else self.by_core or "none",
-            compressor=None if is_plain or self.by_core else self.compressor,
-            sparse_as_dense=self.sparse_as_dense,
-            powersgd=self.powersgd,
-            make_replica=replicas_of(optimizer) if self.mode.compares else None,
-        )
-
-    def exact(self, optimizer: Any, settings: ReductionSettings, makes_buckets: bool = False) -> SynchronousMode:
-        """What reduces the gradients of each step."""
-        made = SynchronousMode(settings, optimizer.backward_passes_per_step, self.averages_passes, makes_buckets)
-        current = parameters.names_of(optimizer, {**optimizer._parameter_names})
-        made.add_names({**(self.known or {}), **current})
-        made.add_groups(parameters.grouped(replicated(current), self.groups))
-        return made
-
-
-# ---- one function for each mode ----
-
-
-def _synchronous(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
-    assert isinstance(wrapping.mode, Synchronous)
-    settings = wrapping.settings(optimizer, wrapping.process_set)
-    return wrapping.exact(optimizer, settings, wrapping.mode.gradient_as_bucket_view)
-
-
-def _local_steps(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
-    mode, process_set = wrapping.mode, wrapping.process_set
-    assert isinstance(mode, LocalSteps)
-    compared = ComparedSettings(settings_of(optimizer), CALLED) if mode.compares else None
-    plan = Plan(mode.outer, wrapping.by_core or "none", mode.within_host)
-    worker = Worker(Session(process_set), mode.period(), plan, "optimizer", compared)
-    worker.compare_terms()  # before a rank waits for what others of other terms never do
-    neighbours = set_of_this_host() if mode.within_host is not None else None
-
-    def make_exact(warms_up: bool) -> SynchronousMode | None:
-        members = process_set if warms_up else neighbours
-        if members is None or members.size() == 1:
-            return None
-        return wrapping.exact(optimizer, wrapping.settings(optimizer, members, is_plain=True))
-
-    return LocalStepsMode(mode, worker, make_exact)
-
-
-def _one_step_late(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
-    return OneStepLateMode(wrapping.settings(optimizer, wrapping.process_set), wrapping.averages_passes)
-
-
-def _sharded_step(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
-    assert isinstance(wrapping.mode, ShardedStep)
-    order = {parameter: place for place, parameter in enumerate(wrapping.known or wrapping.names)}
-    ordered = {parameter: wrapping.names[parameter] for parameter in sorted(wrapping.names, key=order.__getitem__)}
-    settings = wrapping.settings(optimizer, wrapping.process_set)
-    passes, user_class = optimizer.backward_passes_per_step, _plain_class(type(optimizer))
-    return ShardedStepMode(user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
-
-
-def _adasum(optimizer: Any, wrapping: _Wrapping) -> OptimizerMode:
-    return AdasumMode(wrapping.compressor, wrapping.process_set, wrapping.mode.compares)
-
-
-_MODES: Mapping[type[Mode], tuple[Callable[[Any, _Wrapping], OptimizerMode], type[OptimizerMode]]] = {
-    Synchronous: (_synchronous, SynchronousMode),
-    LocalSteps: (_local_steps, LocalStepsMode),
-    OneStepLate: (_one_step_late, OneStepLateMode),
-    ShardedStep: (_sharded_step, ShardedStepMode),
+_MODES = {  # by where each is: who does not train so does not load it
+    Synchronous: "synchronous.SynchronousMode",
+    LocalSteps: "local_steps.LocalStepsMode",
+    OneStepLate: "one_step_late.OneStepLateMode",
+    ShardedStep: "sharded_step.ShardedStepMode",
 }
+
+
+def _kind_of(mode: Mode, op: int) -> type[OptimizerMode]:
+    """The class that trains so."""
+    module, name = ("adasum.AdasumMode" if op == Adasum else _MODES[type(mode)]).split(".")
+    kind: type[OptimizerMode] = getattr(importlib.import_module(f"ringtrain.torch.modes.{module}"), name)
+    return kind
+
+
+def _mode_of(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> OptimizerMode:
+    """The mode, made for this optimizer; that of a rank without others where the mode has nothing to do."""
+    process_set = wrapping.process_set
+    in_one = process_set.size() == 1 and membership.current() is None and not kind.works_alone(wrapping.mode)
+    return Alone(kind) if not process_set.included() or in_one else kind.of(optimizer, wrapping)
 
 
 class _Distributed(_Optimizer):
@@ -464,7 +365,7 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
     check_scaling("DistributedOptimizer", op, predivide, adasum=True)
 
 
-def _check_combination(optimizer: Any, wrapping: _Wrapping) -> None:
+def _check_combination(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> None:
     """Raises the error of a mode that cannot have what the script gives or has beside it."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     adasum = ["op=Adasum"] if wrapping.op == Adasum else []
@@ -480,7 +381,7 @@ def _check_combination(optimizer: Any, wrapping: _Wrapping) -> None:
         "sharded embedding": any(map(is_shard, trained)),
         "apex": hasattr(optimizer, "_amp_stash"),
         "elastic": membership.current() is not None,
-        **what_it_has(optimizer, _plain_class(type(optimizer))),
+        **kind.traits(optimizer, _plain_class(type(optimizer))),
     }
     check_needs([*wrapping.mode.columns, *adasum], given)
     check_op_of_shards(trained, wrapping.op, wrapping.averages_passes)

@@ -6,6 +6,7 @@ The rows are those of docs/architecture.md, "Layers", where the highest comes fi
 import ast
 import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -295,3 +296,22 @@ def test_files_of_the_launcher_import_each_other_one_way():
         lowest = {name for name, imported in below.items() if not imported & below.keys()}
         assert lowest, f"these import each other: {sorted(below)}"
         below = {name: imported for name, imported in below.items() if name not in lowest}
+
+
+MOST_MODULES = 105
+NICHES = ("elastic", "embedding", "averaging", "launch", "torch.elastic", "torch.embedding", "torch.modes.local_steps")
+
+
+def test_what_few_use_is_loaded_by_those() -> None:
+    """``import ringtrain.torch``, beside torch itself."""
+    pytest.importorskip("torch")
+    program = """
+import sys, torch
+before = set(sys.modules)
+import ringtrain.torch
+print(*(name for name in set(sys.modules) - before if name.split(".")[0] == "ringtrain"))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = [name.removeprefix("ringtrain.") for name in run.stdout.split()]
+    assert len(loaded) <= MOST_MODULES
+    assert not [name for name in loaded if any(name == room or name.startswith(f"{room}.") for room in NICHES)]

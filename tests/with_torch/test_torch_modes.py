@@ -155,7 +155,7 @@ def test_what_is_no_mode_is_refused(two, mode):
 
 def test_a_method_without_use_does_nothing_or_says_so(two):
     def on_rank(rank):
-        for mode in (None, hvd.OneStepLate(), hvd.ShardedStep()):
+        for mode in (None, hvd.OneStepLate()):
             optimizer = hvd.DistributedOptimizer(sgd(network().parameters()), mode=mode)
             optimizer.flush(), optimizer.count_samples(3), optimizer.consolidate_state_dict()
             with pytest.raises(InvalidArgumentError, match=r"Call ringtrain.torch.join\(\) instead"):

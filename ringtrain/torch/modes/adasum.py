@@ -29,6 +29,7 @@ from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
 from ringtrain.torch.hooks import dismiss, enlist
 from ringtrain.torch.modes.base import AroundSteps
+from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.replica import StepComparison
 from ringtrain.torch.scaling import HeededScaler
 from ringtrain.torch.tensors import writable
@@ -67,6 +68,11 @@ class AdasumMode(AroundSteps):
         self._scaler = HeededScaler()
         self._comparison: StepComparison | None = None
         enlist(self)
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: Wrapping) -> "AdasumMode":
+        """Over all ranks of the process set."""
+        return cls(wrapping.compressor, wrapping.process_set, wrapping.mode.compares)
 
     def attach(self, optimizer: Any) -> None:
         """Around its steps, which compare what ranks have of it; not where these survive a change of the world."""

@@ -6,11 +6,14 @@ gets it with each call.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ringtrain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ringtrain.torch.modes.wrapping import Wrapping
 
 State = dict[str, Any]
 
@@ -34,6 +37,21 @@ class OptimizerMode:
         return Alone, ()
 
     # ---- where it begins and ends ----
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: "Wrapping") -> "OptimizerMode":
+        """Makes the one of an optimizer; on all ranks together."""
+        raise NotImplementedError
+
+    @staticmethod
+    def works_alone(described: Any) -> bool:
+        """Whether it changes what a world of one computes, as the user has described it."""
+        return False
+
+    @staticmethod
+    def traits(optimizer: Any, user_class: type) -> dict[str, bool]:
+        """What it asks of an optimizer of that class, by keys of ``needs.TRAITS``."""
+        return {}
 
     def attach(self, optimizer: Any) -> None:
         """Puts itself around the optimizer's steps."""

@@ -12,11 +12,15 @@ import numpy as np
 import torch
 
 from ringtrain._training.mode import LocalSteps
+from ringtrain.averaging.neighbours import set_of_this_host
 from ringtrain.averaging.shared import Role
-from ringtrain.averaging.worker import Worker, require_local
+from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain.gradients.session import Session
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.modes.base import AroundSteps, State
 from ringtrain.torch.modes.synchronous import SynchronousMode
+from ringtrain.torch.modes.wrapping import Wrapping
+from ringtrain.torch.replica import CALLED, settings_of
 from ringtrain.torch.scaling import HeededScaler
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -74,6 +78,30 @@ class LocalStepsMode(AroundSteps):
         self._used = True
         self._warms_up = worker.period.warms_up
         self._exact: SynchronousMode | None = None
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: Wrapping) -> "LocalStepsMode":
+        """Ranks hear here whether they have described it alike."""
+        mode: LocalSteps = wrapping.mode
+        process_set = wrapping.process_set
+        compared = ComparedSettings(settings_of(optimizer), CALLED) if mode.compares else None
+        plan = Plan(mode.outer, wrapping.by_core or "none", mode.within_host)
+        worker = Worker(Session(process_set), mode.period(), plan, "optimizer", compared)
+        worker.compare_terms()  # before a rank waits for what others of other terms never do
+        neighbours = set_of_this_host() if mode.within_host is not None else None
+
+        def make_exact(warms_up: bool) -> SynchronousMode | None:
+            members = process_set if warms_up else neighbours
+            if members is None or members.size() == 1:
+                return None
+            return SynchronousMode.over(optimizer, wrapping, wrapping.settings(optimizer, members, is_plain=True))
+
+        return cls(mode, worker, make_exact)
+
+    @staticmethod
+    def works_alone(described: LocalSteps) -> bool:
+        """The outer optimizer changes a worker's steps."""
+        return described.outer is not None
 
     def attach(self, optimizer: Any) -> None:
         """Around the steps of the exact mode, which has no hooks of its own."""

@@ -29,6 +29,7 @@ from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
 from ringtrain.torch.modes.synchronous import state_with_losses
+from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.tensors import buffer_of, finish
 
 
@@ -67,6 +68,16 @@ class OneStepLateMode(AroundSteps):
         self._flushes = False
         self._late: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
         self._enter_world()
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: Wrapping) -> "OneStepLateMode":
+        """Over all ranks of the process set."""
+        return cls(wrapping.settings(optimizer, wrapping.process_set), wrapping.averages_passes)
+
+    @staticmethod
+    def works_alone(described: Any) -> bool:
+        """One rank's gradients are late, too."""
+        return True
 
     # ---- worlds ----
 

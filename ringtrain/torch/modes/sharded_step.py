@@ -29,6 +29,7 @@ from ringtrain.torch.modes.sharded_gradients import SentGradients
 from ringtrain.torch.modes.sharded_state import SharedState
 from ringtrain.torch.modes.sharded_values import Arrivals, compiles
 from ringtrain.torch.modes.synchronous import SynchronousMode
+from ringtrain.torch.modes.wrapping import Wrapping
 
 BUCKET_BYTES = 4 << 20
 UNDER_WAY = (
@@ -58,6 +59,26 @@ class ShardedStepMode(SynchronousMode):
         "join: this rank must go on updating its share of the parameters (ShardedStep), but would update none any more. Give "
         "all ranks as many steps, or use another mode."
     )
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: Wrapping) -> "ShardedStepMode":
+        """Over all ranks of the process set, in the order in which the user names the parameters."""
+        order = {parameter: place for place, parameter in enumerate(wrapping.known or wrapping.names)}
+        ordered = {parameter: wrapping.names[parameter] for parameter in sorted(wrapping.names, key=order.__getitem__)}
+        settings, passes = wrapping.settings(optimizer, wrapping.process_set), optimizer.backward_passes_per_step
+        return cls(wrapping.user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
+
+    @staticmethod
+    def traits(optimizer: Any, user_class: type) -> dict[str, bool]:
+        """Traits of ``needs`` of an optimizer whose parameters are to be shared out."""
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return {
+            "not elementwise": user_class not in ELEMENTWISE,
+            "differentiable": any(group.get("differentiable") for group in optimizer.param_groups),
+            "device": not all(
+                each.is_cpu and each.is_floating_point() and each.layout is torch.strided for each in trained
+            ),
+        }
 
     def __init__(
         self, user_class: type, settings: ReductionSettings, names: Mapping[torch.Tensor, str],
@@ -245,18 +266,6 @@ class ShardedStepMode(SynchronousMode):
 
 def _take(exchanged: "Future[Callable[[], None]]") -> None:
     exchanged.result()()
-
-
-def what_it_has(optimizer: Any, user_class: type) -> dict[str, bool]:
-    """Traits of ``needs`` of an optimizer whose parameters are to be shared out."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {
-        "not elementwise": user_class not in ELEMENTWISE,
-        "differentiable": any(group.get("differentiable") for group in optimizer.param_groups),
-        "device": not all(
-            each.is_cpu and each.is_floating_point() and each.layout is torch.strided for each in trained
-        ),
-    }
 
 
 def _grouped(names: Mapping[torch.Tensor, str]) -> list[list[torch.Tensor]]:

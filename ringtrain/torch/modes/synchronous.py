@@ -25,6 +25,7 @@ from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
+from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.shards import replicated
 from ringtrain.torch.tensors import buffer_of
 
@@ -52,6 +53,24 @@ class SynchronousMode(AroundSteps):
         self._skipping = False  # while the user's skip_synchronize block runs
         self._has_stepped = False
         enlist(self)
+
+    @classmethod
+    def of(cls, optimizer: Any, wrapping: Wrapping) -> "SynchronousMode":
+        """Over all ranks of the process set."""
+        settings = wrapping.settings(optimizer, wrapping.process_set)
+        return SynchronousMode.over(optimizer, wrapping, settings, wrapping.mode.gradient_as_bucket_view)
+
+    @staticmethod
+    def over(
+        optimizer: Any, wrapping: Wrapping, settings: ReductionSettings, makes_buckets: bool = False
+    ) -> "SynchronousMode":
+        """With these settings, which say over which ranks."""
+        passes = optimizer.backward_passes_per_step
+        made = SynchronousMode(settings, passes, wrapping.averages_passes, makes_buckets)
+        current = parameters.names_of(optimizer, {**optimizer._parameter_names})
+        made.add_names({**(wrapping.known or {}), **current})
+        made.add_groups(parameters.grouped(replicated(current), wrapping.groups))
+        return made
 
     @property
     def context(self) -> Context:
