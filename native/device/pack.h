@@ -42,12 +42,10 @@ struct PackLaunch {
   uint64_t buffer;  // address
   float scale;      // factor on each value; words are not scaled
   uint32_t slice_count;
-  uint64_t
-      found_infinite;  // unpack: address of a float that becomes 1 if a result is infinite or no number; 0: nobody asks
-  uint64_t chunks;     // of all slices
+  uint64_t chunks;  // of all slices
   PackSlice slices[kSlicesInLaunch];
 };
-static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32672, "the PTX is generated for this layout");
+static_assert(sizeof(PackSlice) == 24 && sizeof(PackLaunch) == 32664, "the PTX is generated for this layout");
 
 constexpr uint32_t ChunksOf(uint32_t elements) { return (elements + kPackChunk - 1) / kPackChunk; }
 
@@ -74,17 +72,12 @@ RT_ON_DEVICE void FromFloat(float value, BFloat16Element* to) { to->bits = Float
 #endif
 RT_ON_DEVICE void FromFloat(float value, float* to) { *to = value; }
 
-// Converts one element; false if what was written is infinite or no number.
 template <typename To, typename From>
-RT_ON_DEVICE bool MoveElement(To* to, From from, float scale) {
-  if constexpr (std::is_integral_v<To>) {
+RT_ON_DEVICE void MoveElement(To* to, From from, float scale) {
+  if constexpr (std::is_integral_v<To>)
     *to = from;
-    return true;
-  } else {
+  else
     FromFloat(ToFloat(from) * scale, to);
-    const float written = ToFloat(*to);
-    return written - written == 0;
-  }
 }
 
 // Neighbours that are loaded and stored in transfers of 16 bytes.
@@ -97,21 +90,18 @@ template <typename To, typename From>
 constexpr uint32_t kInGroup = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
 
 template <typename To, typename From>
-RT_ON_DEVICE bool MoveGroup(PackGroup<To, kInGroup<To, From>>* to, const PackGroup<From, kInGroup<To, From>>& from,
+RT_ON_DEVICE void MoveGroup(PackGroup<To, kInGroup<To, From>>* to, const PackGroup<From, kInGroup<To, From>>& from,
                             float scale) {
   PackGroup<To, kInGroup<To, From>> converted;
-  bool finite = true;
   RT_UNROLL
-  for (uint32_t i = 0; i < kInGroup<To, From>; ++i)
-    finite &= MoveElement(&converted.element[i], from.element[i], scale);
+  for (uint32_t i = 0; i < kInGroup<To, From>; ++i) MoveElement(&converted.element[i], from.element[i], scale);
   *to = converted;
-  return finite;
 }
 
 // One thread's share of a chunk, interleaved with the others' so that neighbouring threads touch neighbouring memory.
 // Groups where both sides are aligned, with four loads under way before the first store; single elements otherwise.
 template <typename To, typename From>
-RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float scale, uint32_t thread,
+RT_ON_DEVICE void MoveShare(To* to, const From* from, uint32_t elements, float scale, uint32_t thread,
                             uint32_t threads) {
   using ToGroup = PackGroup<To, kInGroup<To, From>>;
   using FromGroup = PackGroup<From, kInGroup<To, From>>;
@@ -120,20 +110,16 @@ RT_ON_DEVICE bool MoveShare(To* to, const From* from, uint32_t elements, float s
   const uint32_t groups = aligned ? elements / kInGroup<To, From> : 0;
   ToGroup* const to_groups = reinterpret_cast<ToGroup*>(to);
   const FromGroup* const from_groups = reinterpret_cast<const FromGroup*>(from);
-  bool finite = true;
   uint32_t at = thread;
   for (; at + (kUnderWay - 1) * threads < groups; at += kUnderWay * threads) {
     FromGroup loaded[kUnderWay];
     RT_UNROLL
     for (uint32_t i = 0; i < kUnderWay; ++i) loaded[i] = from_groups[at + i * threads];
     RT_UNROLL
-    for (uint32_t i = 0; i < kUnderWay; ++i)
-      finite &= MoveGroup<To, From>(&to_groups[at + i * threads], loaded[i], scale);
+    for (uint32_t i = 0; i < kUnderWay; ++i) MoveGroup<To, From>(&to_groups[at + i * threads], loaded[i], scale);
   }
-  for (; at < groups; at += threads) finite &= MoveGroup<To, From>(&to_groups[at], from_groups[at], scale);
-  for (at = groups * kInGroup<To, From> + thread; at < elements; at += threads)
-    finite &= MoveElement(&to[at], from[at], scale);
-  return finite;
+  for (; at < groups; at += threads) MoveGroup<To, From>(&to_groups[at], from_groups[at], scale);
+  for (at = groups * kInGroup<To, From> + thread; at < elements; at += threads) MoveElement(&to[at], from[at], scale);
 }
 
 // The last slice that begins no later than the chunk: an empty one begins where its successor does.
@@ -176,11 +162,9 @@ RT_ON_DEVICE void PackShare(const PackLaunch& launch, uint32_t block, uint32_t b
 template <typename Tensor, typename Buffer>
 RT_ON_DEVICE void UnpackShare(const PackLaunch& launch, uint32_t block, uint32_t blocks, uint32_t thread,
                               uint32_t threads) {
-  bool finite = true;
   ForEachChunk<Tensor, Buffer>(launch, block, blocks, [&](Tensor* tensor, Buffer* buffer, uint32_t elements) {
-    finite &= MoveShare<Tensor, Buffer>(tensor, buffer, elements, launch.scale, thread, threads);
+    MoveShare<Tensor, Buffer>(tensor, buffer, elements, launch.scale, thread, threads);
   });
-  if (!finite && launch.found_infinite != 0) *reinterpret_cast<float*>(launch.found_infinite) = 1.0f;
 }
 
 }  // namespace ringtrain

@@ -49,7 +49,6 @@ Status PackKernels::Run(const std::vector<CUfunction>& kernels, const PackJob& j
   const CUfunction kernel = kernels[KernelOf(job.tensor_dtype, job.buffer_dtype, job.scale != 1)];
   launch_->buffer = job.buffer;
   launch_->scale = job.scale;
-  launch_->found_infinite = job.found_infinite;
   return InLaunches(*job.tensors, Bytes(job.tensor_dtype), launch_.get(), [&](uint32_t chunks) {
     return module_->Launch(kernel, chunks, launch_.get(), stream, "a pack kernel");
   });

@@ -21,8 +21,6 @@ struct PackJob {
   CUdeviceptr buffer;
   const std::vector<PackedTensor>* tensors;
   float scale = 1;  // factor on each value
-  CUdeviceptr found_infinite =
-      0;  // of Unpack: a float that becomes 1 if a result is infinite or no number; 0: nobody asks
 };
 
 class PackKernels {

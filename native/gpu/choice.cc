@@ -176,7 +176,6 @@ Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm, const
   if (WithinHosts(nccl_algorithm, topology)) return Schedule::kHierarchical;
   const bool ours = OrderMatters(batch) && Orders(batch);
   if (nccl_algorithm == "ordered" && ours) return Schedule::kOrdered;
-  if (nccl_algorithm == "ring" && ours) return Schedule::kRing;
   if (nccl_algorithm == "scatter_gather" && TravellingBytes(batch) >= kLeastScattered) return Schedule::kScatterGather;
   return Schedule::kNccl;
 }

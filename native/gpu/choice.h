@@ -29,7 +29,7 @@ struct GpuFacts {
 enum class Way { kStaged, kNccl };
 
 // See nccl_plan.h.
-enum class Schedule { kNccl, kScatterGather, kRing, kOrdered, kHierarchical };
+enum class Schedule { kNccl, kScatterGather, kOrdered, kHierarchical };
 
 // The rule of option gpu_plane before anything is known of the others: whether they need to meet at all.
 //   staged, or a member that has joined             staged, at once
@@ -58,7 +58,7 @@ bool ShareGpu(const Topology& topology, const std::vector<GpuFacts>& facts);
 bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology);
 // How NCCL reduces an allreduce that it can:
 //   scatter_gather   from kLeastScattered bytes on, in which the batch travels; below it two launches cost too much
-//   ring, ordered    sums of floats; other results do not depend on the order
+//   ordered          sums of floats; other results do not depend on the order
 //   hierarchical     on several hosts
 //   otherwise        ncclAllReduce
 Schedule ScheduleOf(const Batch& batch, const std::string& nccl_algorithm, const Topology& topology);

@@ -45,7 +45,7 @@ struct NcclLane {
 
   Channel& NextChannel() { return channels[next_channel++ % channels.size()]; }
   // Whether the algorithm adds by kernels of ours.
-  bool sums_by_itself() const { return algorithm == "ring" || algorithm == "ordered"; }
+  bool sums_by_itself() const { return algorithm == "ordered"; }
   // Those that are open, and nullptr for others.
   std::vector<const Stream*> Streams() const;
   // Whether no communicator has anything in progress. Not ok if anything that was asked of one has failed.

@@ -63,29 +63,6 @@ void PlanScatterGather(const NcclRun& run, const Topology& topology, bool crosse
   AddStep({{Kind::kAllGather, own, run.to, each, run.dtype}}, plan);
 }
 
-// Step s: member m sends shard m - s on, and adds its own to shard m - s - 1; at the end it has the sum of shard m + 1.
-void PlanRing(const NcclRun& run, const Topology& topology, const NcclRoom& room, NcclPlan* plan) {
-  const int members = topology.member_count(), me = topology.me;
-  const Shards shards{run, members};
-  const int next = (me + 1) % members, before = (me + members - 1) % members;
-  const auto shard = [&](int distance) { return (me - distance + 2 * members) % members; };
-  for (int step = 0; step < members - 1; ++step) {
-    const int sent = shard(step), added = shard(step + 1);
-    const char* from = step == 0 ? shards.From(sent) : shards.To(sent);
-    AddStep({{Kind::kSend, from, nullptr, shards.Count(sent), run.dtype, next},
-             {Kind::kReceive, nullptr, room.memory, shards.Count(added), run.dtype, before}},
-            plan);
-    AddSum({run.dtype, shards.From(added), room.memory, 0, shards.To(added), shards.Count(added), 1, {1.0f, 1.0f}},
-           plan);
-  }
-  for (int step = 0; step < members - 1; ++step) {
-    const int sent = shard(step - 1), received = shard(step);
-    AddStep({{Kind::kSend, shards.To(sent), nullptr, shards.Count(sent), run.dtype, next},
-             {Kind::kReceive, nullptr, shards.To(received), shards.Count(received), run.dtype, before}},
-            plan);
-  }
-}
-
 std::vector<float> Factors(const Batch& batch, int members) {
   std::vector<float> factors;
   for (int member = 0; member < members; ++member)
@@ -174,13 +151,8 @@ NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, cons
     if (schedule == Schedule::kNccl) whole.push_back({Kind::kAllReduce, run.from, run.to, run.elements, run.dtype});
     const bool crosses = schedule == Schedule::kHierarchical;
     if (crosses || schedule == Schedule::kScatterGather) PlanScatterGather(run, ranks, crosses, &plan);
-    if (schedule != Schedule::kRing && schedule != Schedule::kOrdered) continue;
-    for (const NcclRun& piece : CutRun(run, room, ranks.member_count())) {
-      if (schedule == Schedule::kRing)
-        PlanRing(piece, ranks, room, &plan);
-      else
-        PlanOrdered(piece, batch, ranks, room, &plan);
-    }
+    if (schedule != Schedule::kOrdered) continue;
+    for (const NcclRun& piece : CutRun(run, room, ranks.member_count())) PlanOrdered(piece, batch, ranks, room, &plan);
   }
   if (schedule == Schedule::kNccl) AddStep(std::move(whole), &plan);
   return plan;

@@ -6,7 +6,6 @@
 //
 //     nccl            ncclAllReduce, which chooses its own
 //     scatter_gather  ncclReduceScatter, which leaves each member one shard of the sum; ncclAllGather
-//     ring            each shard goes around the members, who add their own, and once more as the sum: a reference
 //     ordered         each member gets its shard from all others and adds in the order of the ranks; ncclAllGather
 //     hierarchical    ncclReduceScatter in each host, each shard the host's way across hosts, ncclAllGather in each
 //     host
@@ -67,8 +66,8 @@ struct NcclRoom {
   size_t bytes = 0;
 };
 
-// ranks: of the communicator; with kHierarchical those of one host. room: for kRing and kOrdered; longer runs are
-// reduced piece by piece. kOrdered scales as the batch says, in the sum.
+// ranks: of the communicator; with kHierarchical those of one host. room: for kOrdered; longer runs are reduced piece
+// by piece. kOrdered scales as the batch says, in the sum.
 NcclPlan PlanAllreduce(const std::vector<NcclRun>& runs, Schedule schedule, const Batch& batch, const Topology& ranks,
                        const NcclRoom& room);
 

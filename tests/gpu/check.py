@@ -67,7 +67,6 @@ PARTS = [
     Part("nccl-nccl", "nccl_nccl", 2, 60, BESIDE, "sums by ncclAllReduce, on two ranks of one GPU"),
     Part("nccl-scatter", "nccl_scatter_gather", 2, 60, BESIDE, "sums by ncclReduceScatter and ncclAllGather"),
     Part("nccl-ordered", "nccl_ordered", 2, 60, BESIDE, "sums in the order of the ranks"),
-    Part("nccl-ring", "nccl_ring", 2, 60, BESIDE, "sums by a ring of ncclSend and ncclRecv"),
     Part("nccl-killed", "killed_nccl", 1, 60, BESIDE, "rank 1 is killed: rank 0 raises, by NCCL"),
     Part("floors", "floors", 1, 60, ALONE, "pack and unpack against a copy of the same bytes, and against torch's _foreach_copy_"),
     Part("staging", "staging", 2, 45, ALONE, "two ranks' staging against the bus, and gloo's time"),

@@ -66,7 +66,7 @@ def test_ranks_that_are_processes(mpi, part, tmp_path):
 @EACH_STARTER
 def test_further_parts_of_ranks_that_are_processes(mpi, tmp_path):
     code, results = run(
-        tmp_path, "smoke", "staged", "nccl-nccl", "nccl-scatter", "nccl-ordered", "nccl-ring", python=str(python_with(mpi)),
+        tmp_path, "smoke", "staged", "nccl-nccl", "nccl-scatter", "nccl-ordered", python=str(python_with(mpi)),
         **{"RINGTRAIN_TRANSPORT": "tcp"} if mpi == "tcp" else {},
     )  # fmt: skip
     assert [each for each in results if not each["right"]] == [] and len(results) == 2 + 5 + 4 * 4
@@ -124,7 +124,7 @@ def test_a_call_that_is_cut_off_has_lost_nothing_but_its_last_part(tmp_path):
     assert whole["whole"] == ["load", "kernels"]
     of_load = [each for each in whole["results"] if each["part"] == "load"]
     assert of_load == [each for each in left["results"] if each["part"] == "load"]
-    assert len(whole["results"]) == len(of_load) + 13
+    assert len(whole["results"]) == len(of_load) + 11
 
 
 def test_a_part_that_would_not_fit_is_left(tmp_path):
@@ -190,5 +190,5 @@ def test_a_checkout_that_nobody_has_built_takes_all_from_the_wheels(tmp_path):
 
 def test_every_kernel_has_its_check():
     text = (ROOT / "native" / "device" / "pack.def").read_text()
-    assert all(f"RT_PACKING({tensor}_{buffer}," in text for tensor, buffer in kernels.PAIRS) and len(kernels.PAIRS) == 6
+    assert all(f"RT_PACKING({tensor}_{buffer}," in text for tensor, buffer in kernels.PAIRS) and len(kernels.PAIRS) == 5
     assert kernels.CHUNK == 16384 and machine.SPIN.count(b".entry") == 1

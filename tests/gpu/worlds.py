@@ -262,12 +262,6 @@ def scatter_gather_sums_as_the_host_does():
     assert nccl.calls("ncclReduceScatter") == nccl.calls("ncclAllGather") > 0
 
 
-@check(FAKE_DEVICES=3)
-def the_ring_sums_as_the_host_does():
-    whole_numbers_by("ring")
-    assert nccl.calls("ncclSend") == nccl.calls("ncclRecv") > 0
-
-
 @check(FAKE_DEVICES=2, FAKE_DELAY_US=100)
 def large_tensors_are_summed_where_they_are():
     """As buckets of gradients are: no kernel for sums, and one for each average, which divides it."""

@@ -172,7 +172,6 @@ RT_TEST(schedules_are_for_what_they_are_good_for) {
            ScheduleOf(large, "nccl", kOneHost) == Schedule::kNccl);
   RT_CHECK(ScheduleOf(large, "scatter_gather", kOneHost) == Schedule::kScatterGather);
   RT_CHECK(ScheduleOf(small, "scatter_gather", kOneHost) == Schedule::kNccl);
-  RT_CHECK(ScheduleOf(small, "ring", kOneHost) == Schedule::kRing);
   RT_CHECK(ScheduleOf(small, "ordered", kOneHost) == Schedule::kOrdered);
   Batch narrow = large;
   narrow.codec = &CodecFor(Compression::kBFloat16, narrow.dtype, 0);
@@ -187,8 +186,7 @@ RT_TEST(schedules_are_for_what_they_are_good_for) {
 RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
   Batch product = Allreduce(DType::kFloat32, {1000});
   product.reduction = Reduction::kProduct;
-  RT_CHECK(NcclCan(product, "auto", kOneHost) && NcclCan(product, "ring", kOneHost) &&
-           !NcclCan(product, "ordered", kOneHost));
+  RT_CHECK(NcclCan(product, "auto", kOneHost) && !NcclCan(product, "ordered", kOneHost));
   Batch scatter = Allreduce(DType::kFloat32, {10});
   scatter.operation = Operation::kReducescatter;
   scatter.tensors[0].rows = {5, 5};
@@ -199,13 +197,13 @@ RT_TEST(what_cannot_be_ordered_goes_through_the_host) {
   many.joined.assign(1024, false);
   RT_CHECK(NcclCan(many, "ordered", kOneHost));
   many.joined.assign(1025, false);
-  RT_CHECK(!NcclCan(many, "ordered", kOneHost) && ScheduleOf(many, "ring", kOneHost) == Schedule::kNccl);
+  RT_CHECK(!NcclCan(many, "ordered", kOneHost) && ScheduleOf(many, "ordered", kOneHost) == Schedule::kNccl);
 }
 
 RT_TEST(adasum_goes_through_the_host) {
   Batch adasum = Allreduce(DType::kFloat32, {1000});
   adasum.reduction = Reduction::kAdasum;
-  for (const char* algorithm : {"auto", "nccl", "scatter_gather", "ring", "ordered", "hierarchical"}) {
+  for (const char* algorithm : {"auto", "nccl", "scatter_gather", "ordered", "hierarchical"}) {
     RT_CHECK(!NcclCan(adasum, algorithm, kOneHost));
     RT_CHECK(!NcclCan(adasum, algorithm, OnHosts({0, 0, 1, 1})));
   }

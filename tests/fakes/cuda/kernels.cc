@@ -27,13 +27,11 @@ class Reachable {
       end = std::max(end, slice.offset + slice.elements);
     }
     launch_->buffer = Use(asked_.buffer, end * buffer_bytes);
-    if (asked_.found_infinite != 0) launch_->found_infinite = Use(asked_.found_infinite, sizeof(float));
   }
   ~Reachable() {
     for (uint32_t i = 0; i < asked_.slice_count; ++i)
       if (asked_.slices[i].elements > 0) ReleaseMemory(asked_.slices[i].tensor);
     ReleaseMemory(asked_.buffer);
-    if (asked_.found_infinite != 0) ReleaseMemory(asked_.found_infinite);
   }
   const PackLaunch& launch() const { return *launch_; }
 
