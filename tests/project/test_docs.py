@@ -66,6 +66,11 @@ def test_accumulation():
         assert rank["number"] == 10
 
 
+def test_modes():
+    first, _ = run_on_two_ranks(*blocks("modes.md", "python"), page="modes.md")
+    assert first["optimizer"].mode.every == 8
+
+
 def test_slow_networks():
     one_step_late, with_torch, with_numpy, streaming = blocks("slow-networks.md", "python")
     for program in (one_step_late, with_torch):
