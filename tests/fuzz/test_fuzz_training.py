@@ -17,6 +17,7 @@ from training.torch_script import SCRIPTS, Pass, Script, Turn
 from training.with_torch import FUZZER
 
 from ringtrain.torch.gradients import Member, ReductionSettings
+from ringtrain.torch.modes.sharded_gradients import SentGradient, SentGradients
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.step import Step
 
@@ -44,6 +45,12 @@ PLANTS = {
     "a step that another rank has opened again stays closed": (Step, "is_open_elsewhere", lambda step, agreed: False),
     "no_sync() sends": (Passes, "silence", lambda passes: nullcontext()),
     "an average is a sum": (ReductionSettings, "name", "sum"),
+    "a rank that has a part of a sum alone clips by its norm": (
+        SentGradients,
+        "_reduced",
+        lambda self, _, own, __: list(own),
+    ),
+    "shares are updated with values that are not read": (SentGradient, "read", lambda self: None),
 }
 
 

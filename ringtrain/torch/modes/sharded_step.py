@@ -86,9 +86,8 @@ class ShardedStepMode(SynchronousMode):
     ):  # fmt: skip
         self._update = _bare_step(user_class)
         groups = _grouped(names)
-        settings = replace(
-            settings, mode=_outline(settings.mode, names, groups), make_replica=_comparing_settings(settings)
-        )
+        make_replica = settings.make_replica and partial(_comparing_settings, settings.make_replica)
+        settings = replace(settings, mode=_outline(settings.mode, names, groups), make_replica=make_replica)
         self._gradients = SentGradients(settings.session, lambda: self.prefix)
         self._buckets: list[SharedBucket] = []
         super().__init__(settings, passes_per_step, averages_passes, makes_buckets=False, make_group=self._make_bucket)
@@ -283,18 +282,11 @@ def _outline(mode: str, names: Mapping[torch.Tensor, str], groups: Sequence[Sequ
     return f"{mode} of {len(names)} parameters in {len(groups)} buckets ({digest})"
 
 
-def _comparing_settings(settings: ReductionSettings) -> Callable[[], Replica] | None:
-    """Makes what is compared, without the parameters: each step gives all ranks one value of each, which may be on its way."""
-    make = settings.make_replica
-    if make is None:
-        return None
-
-    def make_without() -> Replica:
-        replica = make()
-        replica.compares = False
-        return replica
-
-    return make_without
+def _comparing_settings(make: Callable[[], Replica]) -> Replica:
+    """What is compared, without the parameters: each step gives all ranks one value of each, which may be on its way."""
+    replica = make()
+    replica.compares = False
+    return replica
 
 
 def _bare_step(user_class: Any) -> Callable[[Any], Any]:

@@ -94,7 +94,6 @@ MODES: dict[str, dict[str, Any]] = {
     "bucket views": {"gradient_as_bucket_view": True},
     "predivided": {"gradient_predivide_factor": 2.0},
     "sharded": {"sharded": True},
-    "sharded, overlapped": {"sharded": True},
 }
 LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
@@ -119,15 +118,10 @@ def ends_silently(turn: Turn) -> bool:
     return any(not first.silent and then.silent for first, then in itertools.pairwise(turn.passes))
 
 
-def is_sharded(script: Script) -> bool:
-    """Whether ranks update shares."""
-    return script.mode.startswith("sharded")
-
-
 # What does not go together, and what says so.
 ILLEGAL = {
     "what is reduced already would be counted once for each rank (errors.md, 'backward passes in a step')": lambda s: (
-        accumulates(s) and (s.op == "sum" or s.averages_passes or is_sharded(s))
+        accumulates(s) and (s.op == "sum" or s.averages_passes or s.mode == "sharded")
     ),
     "where gradients travel with each pass, ranks run as many passes": lambda s: (
         accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
@@ -157,7 +151,7 @@ ILLEGAL = {
     ),
     "a closure runs its passes itself, once": lambda s: any(
         turn.ends == "closure"
-        and (s.scales or turn.clips or is_sharded(s) or len(turn.passes) > 1 or turn.passes[0].silent)
+        and (s.scales or turn.clips or s.mode == "sharded" or len(turn.passes) > 1 or turn.passes[0].silent)
         for turn in s.turns
     ),
     "an infinite loss is for a scaler to find, in a turn that steps": lambda s: any(

@@ -14,7 +14,7 @@ from modes import in_mode
 import ringtrain.torch as hvd
 from ringtrain.torch.modes import sharded_step
 from training.fuzzing import Fuzzer, difference, on_ranks
-from training.torch_script import ADDED, LAYERS, MODES, SCRIPTS, Pass, Script, Turn, is_sharded
+from training.torch_script import ADDED, LAYERS, MODES, SCRIPTS, Pass, Script, Turn
 
 WIDTH, SAMPLES = 3, 2
 STALL_SECONDS = 20.0
@@ -78,7 +78,7 @@ class Loop:
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5) if script.schedules else None
 
     def mode(self) -> dict:
-        if self.script.mode == "sharded, overlapped":
+        if self.script.mode == "sharded" and self.script.named:  # and values travel in the next forward pass
             return {"mode": hvd.ShardedStep(self.model)}
         return in_mode(MODES[self.script.mode])
 
@@ -112,7 +112,7 @@ class Loop:
         if turn.adds:
             self.optimizer.add_param_group({"params": list(self.model.layers[ADDED].parameters())})
         if turn.reloads:
-            if self.wraps and is_sharded(self.script):
+            if self.wraps and self.script.mode == "sharded":
                 self.optimizer.consolidate_state_dict(to=None)
             self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
         if self.script.zeroes in ("before", "module", "zeros") and not goes_on:
