@@ -79,18 +79,17 @@ def check_hosts(
         absent = _absent(told, plan.hosts, least) if least is not None else {}
         hang_up_on([agent for agent in agents if agent.host in absent])
         agents = [agent for agent in agents if agent.host not in absent]
-        facts = _answers({agent.host.name: told[agent.host.name] for agent in agents})
+        facts = {}
+        problems = []
         for agent in agents:
-            agent.login_shell = facts[agent.host.name].get("shell", "")
-        _refuse(
-            [
-                problem
-                for agent in agents
-                for problem in problems_of(
-                    agent.host.name, agent.host.slots, facts[agent.host.name], installation, plan.shares_gpus
-                )
-            ]
-        )
+            answer = told[agent.host.name]
+            if isinstance(answer, HostError):
+                problems.append(str(answer))
+                continue
+            facts[agent.host.name] = answer
+            agent.login_shell = answer.get("shell", "")
+            problems += problems_of(agent.host.name, agent.host.slots, answer, installation, plan.shares_gpus)
+        _refuse(problems)
         _refuse(_machines_named_twice(facts))
         several = len(plan.hosts) + len(plan.spare) > 1 or plan.script is not None  # others may come
         # One host needs no network, but a name that it does not have is a mistake there as well.
