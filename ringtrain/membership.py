@@ -64,6 +64,7 @@ class Member:
         self._opener = opener
         self._from_where = ", from what they committed last"
         self._changed = threading.Condition()
+        self._listener: CData | None
         self._listener, address = opener.listen()
         self._native = ffi.gc(
             lib.rt_membership_open(
@@ -248,6 +249,9 @@ class Member:
                 self._end_process(told["over"], told["because"])
             return
         with self._changed:
+            self._changed.wait_for(
+                lambda: self._listener is not None or self._over
+            )  # an answer says where this rank listens
             self._note_unheard()
             frame = told["frame"].encode()
             self._carry_out(lib.rt_membership_arrived(self._native, frame), told["because"])
@@ -257,9 +261,7 @@ class Member:
 
     def _listen_at(self, addresses: str) -> None:
         self._opener.listen_at(addresses)
-        self._listener, address = self._listener_of_next_world()
-        with self._changed:
-            require(lib.rt_membership_listens_at(self._native, as_text(address)))
+        self._use(self._listener_of_next_world())
 
     def _listener_of_next_world(self) -> tuple[CData, str]:
         """Where no port of a range is free it is tried again: other ranks let theirs go once their world is connected."""
@@ -279,12 +281,27 @@ class Member:
 
     def _connect(self, form: "_Form") -> None:
         """Has a thread open the world that has been formed: this one must hear if the launcher gives it up meanwhile."""
-        listener, self._form = self._listener, None
-        self._listener, address = self._listener_of_next_world()
         with self._changed:
-            require(lib.rt_membership_listens_at(self._native, as_text(address)))  # in the world after it
-            self._opening = form
+            listener, self._listener = self._listener, None
+            self._form, self._opening = None, form
         threading.Thread(target=self._open, args=(form, listener), name="ringtrain-connect", daemon=True).start()
+        try:
+            self._use(self._opener.listen())
+        except RingtrainError:  # the world that is opened lets ports go, so nobody may wait for one before
+            threading.Thread(target=self._use_later, name="ringtrain-port", daemon=True).start()
+
+    def _use(self, found: tuple[CData, str]) -> None:
+        """In the world after the one that is opened."""
+        with self._changed:
+            self._listener, address = found
+            require(lib.rt_membership_listens_at(self._native, as_text(address)))
+            self._changed.notify_all()
+
+    def _use_later(self) -> None:
+        try:
+            self._use(self._listener_of_next_world())
+        except RingtrainError as problem:
+            self._give_up(str(problem))
 
     # ---- a thread for each world that is opened ----
 
