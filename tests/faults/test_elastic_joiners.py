@@ -142,6 +142,26 @@ def test_a_joiner_with_arrays_of_another_shape_is_refused_and_nobody_waits_for_i
     assert "slot 1 of host 'localhost' was evicted: it was refused, as its error says" in done.stderr, done.stderr
 
 
+CRASHES = """
+if slot == 1 and (folder / "struck-1-4-begun").exists():
+    (folder / f"crashed-{os.getpid()}").touch()
+    os._exit(3)
+"""
+
+
+def test_a_joiner_that_crashes_at_each_start_costs_the_others_nothing(job: Job) -> None:
+    """It is told each time, and tried again; they take their steps meanwhile, and wait for it in one of the test's alone."""
+    faults = {"1/4/begun": KILL, "0/9/begun": "while len(list(folder.glob('crashed-*'))) < 2: time.sleep(0.02)"}
+    done = frameworks.run(
+        job, frameworks.NUMPY, "--elastic", "-np", "2:3", FAULTS=json.dumps(faults), PLANTED=CRASHES, JOINED="1"
+    )
+    assert frameworks.applied(done) == [[0, 1, 2]] * 4 + [[0, 2]] * (frameworks.STEPS - 4)
+    words = (
+        "rank 1 .* failed with exit code 3 before it had joined the others. Another one is started there after a pause."
+    )
+    assert re.search(words, done.stderr) and "evicted" not in done.stderr, done.stderr
+
+
 STOPS_AS_IT_JOINS = """
 from ringtrain.membership import Member
 
