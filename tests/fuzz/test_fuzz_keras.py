@@ -67,6 +67,12 @@ def test_rows_of_a_sharded_table_change_at_once_where_the_rest_is_late() -> None
         assert not FUZZER.verdict(Script(turns=(turn,), table="sharded", method="late"))
 
 
+def test_what_adafactor_keeps_for_a_local_layer_is_not_sent_to_the_others() -> None:
+    """Seed 4000137: its path does not have the layer's name."""
+    turns = Turn(), Turn(does="batches")
+    assert not FUZZER.verdict(Script(turns, optimizer="adafactor", method="partial"))
+
+
 @on_tensorflow
 def test_turns_that_reach_other_layers_have_no_gradients_that_are_late_between_them() -> None:
     """Seed 500322: fit without the broadcast callback leaves a step behind, which the next one's gradients must fit."""

@@ -129,7 +129,7 @@ MISTAKES = {
     "first": "fit 'initial_epoch': the first epoch must be the same on all ranks",
     "stop": "fit 'stop_training': it must be the same on all ranks",
     "early": "expected MetricAverageCallback before it",
-    "delay": "fit 'delay': it must be the same",
+    "delay": "fit '(mode|delay)': it must be the same",
     "model": "broadcast_variables '.*': shape and dtype must be the same on all ranks",
     "frozen": "must be the same on all ranks",
 }
