@@ -13,12 +13,13 @@ import struct
 import time
 import zlib
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtrain import by_address, by_files, stores
 from ringtrain.by_address import Address
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
 from ringtrain.introducing import call_of
 from ringtrain.launcher import Launcher
 from ringtrain.meeting import SECRET_BYTES, Introduction, endpoint
@@ -30,6 +31,7 @@ INTERFACES = "RINGTRAIN_NETWORK_INTERFACES"
 PORTS = "RINGTRAIN_PORT_RANGE"
 ELSEWHERE = "192.0.2.1"  # belongs to nobody (RFC 5737): the way there is the default route
 _SIOCGIFADDR = 0x8915
+_LEAST_STORE_SECONDS = 10.0  # torch asks again after pauses that grow
 _SEVERAL = 2  # hosts, where their number is not known
 _SECONDS_TO_ASK_AGAIN = 0.5  # for a name
 
@@ -116,12 +118,25 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
     return hashlib.sha256(b"ringtrain secret " + said).digest() if text else b""
 
 
-def of_torchrun(environ: Mapping[str, str]) -> Place | None:
-    """The place that torchrun's agent has given to this process, with the agent's store; None without it."""
+def of_torchrun(environ: Mapping[str, str], seconds: float) -> Place | None:
+    """The place that torchrun's agent has given to this process, with the agent's store; None without it.
+
+    Raises:
+        TimeoutError: the store has not answered within ``seconds``, or some more.
+    """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() not in ("1", "true") or "RANK" not in environ:
         return None
     distributed = importlib.import_module("torch.distributed")
-    store, rank, size = next(distributed.rendezvous("env://"))
+    patience = max(seconds, _LEAST_STORE_SECONDS)
+    try:
+        store, rank, size = next(distributed.rendezvous("env://", timeout=timedelta(seconds=patience)))
+    except RuntimeError as problem:  # torch's errors of stores and of the network
+        where = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}"
+        raise TimeoutError(
+            f"init: the store of torchrun's agent at {where} must answer within {patience:g} s, but does not: "
+            f"{str(problem).partition(chr(10))[0]} The agent there has ended, or cannot be reached from this host. See what "
+            "torchrun has said."
+        ) from problem
     # torch's keys have the number of restarts in front, which agents of several hosts count apart.
     job = f"ringtrain/{environ.get('TORCHELASTIC_RUN_ID', '')}"
     store = distributed.PrefixStore(job, getattr(store, "underlying_store", store))

@@ -272,7 +272,9 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
         return context
     if mpi.is_communicator(comm) or several:
         return _open_mpi(comm, started_by, chosen)
-    if not launcher.is_alone(environ) and (place := places.of_torchrun(environ) or places.of_variables(environ)):
+    if not launcher.is_alone(environ) and (
+        place := places.of_torchrun(environ, _start_seconds(chosen)) or places.of_variables(environ)
+    ):
         return _open_met(comm, place, chosen)
     launcher.refuse_announced(environ)
     if comm:

@@ -64,11 +64,24 @@ def test_a_rank_of_torchrun_that_never_comes_is_named(tmp_path: Path) -> None:
     done = torchrun(tmp_path, 2, """
         import os, time, ringtrain as rt
         if os.environ["RANK"] == "1":
-            time.sleep(20)
+            time.sleep(90)  # torchrun ends it
         rt.init(start_timeout_seconds=1)
     """)  # fmt: skip
     words = "init: expected all 2 ranks to call init() within 1 s, but rank 1 did not. Call init() on every rank"
     assert done.returncode == 1 and words in done.stderr, done.stderr
+
+
+def test_an_agent_of_torchrun_that_is_gone_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that it has left behind ends, and soon: torch alone would look for the store for half an hour."""
+    monkeypatch.setattr(rendezvous, "_LEAST_STORE_SECONDS", 0.5)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environ = {**place, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        TimeoutError, match=r"init: the store of torchrun's agent at 127\.0\.0\.1:\d+ must answer within 0\.5 s"
+    ):
+        rendezvous.of_torchrun(environ, 0.1)
 
 
 MEMBER = """
