@@ -86,6 +86,14 @@ def test_turns_that_reach_other_layers_have_no_gradients_that_are_late_between_t
 
 
 @on_tensorflow
+def test_an_optimizer_that_keras_builds_wrongly_in_a_graph_is_built_before() -> None:
+    """Seed 4000000: one process in a graph is off by as much from one without."""
+    turns = (Turn(), Turn(does="batches", begins="fresh", broadcasts=False))
+    script = Script(turns, optimizer="schedule free", runs="graph")
+    assert SCRIPTS.why_illegal(script).startswith("Keras: ScheduleFreeAdamW that is built within a graph")
+
+
+@on_tensorflow
 def test_each_of_two_optimizers_has_a_gradient_in_each_group_of_ranks() -> None:
     """Seed 3000204: with its only trained layer left out on all members, Keras refuses the step."""
 

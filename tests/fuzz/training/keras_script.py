@@ -223,6 +223,11 @@ ILLEGAL = {
     "Keras: the rate of a schedule has 32 bits, which Muon does not cast": lambda s: (
         s.optimizer == "muon" and s.schedules
     ),
+    "Keras: ScheduleFreeAdamW that is built within a graph begins its momentum anew in each step": lambda s: (
+        s.optimizer == "schedule free"
+        and s.runs != "eager"
+        and (s.step == "two" or any(turn.begins == "fresh" and not turn.broadcasts for turn in s.turns))
+    ),
     "what decides by metrics needs those of all ranks (docs/training.md), and exact ones here": lambda s: any(
         (turn.stops or turn.rate == "plateau") and (not turn.averages or is_rounded(s)) for turn in s.turns
     ),
