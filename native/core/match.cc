@@ -79,6 +79,8 @@ const std::vector<Attribute>& Attributes() {
   return attributes;
 }
 
+constexpr size_t kMostValues = 8;  // that a text has: with more the ranks of each say nothing any more
+
 Status Compare(const Attribute& attribute, const std::vector<const Request*>& requests,
                const std::vector<int>& members) {
   std::vector<std::pair<std::string, std::vector<int>>> groups;  // by first appearance
@@ -94,10 +96,16 @@ Status Compare(const Attribute& attribute, const std::vector<const Request*>& re
   }
   if (groups.size() == 1) return {};
   std::string text = first->Subject() + ": " + attribute.name + " must be the same on all ranks, but is ";
-  for (size_t group = 0; group < groups.size(); ++group) {
+  const size_t told = std::min(groups.size(), kMostValues);
+  for (size_t group = 0; group < told; ++group) {
     if (group > 0) text += group + 1 == groups.size() ? " and " : ", ";
     text += groups[group].first + " on " + RanksText(groups[group].second);
   }
+  std::vector<int> others;
+  for (size_t group = told; group < groups.size(); ++group)
+    others.insert(others.end(), groups[group].second.begin(), groups[group].second.end());
+  std::sort(others.begin(), others.end());
+  if (!others.empty()) text += " and " + std::to_string(groups.size() - told) + " more on " + RanksText(others);
   return Status::Mismatch(text + ". " + attribute.advice);
 }
 

@@ -115,6 +115,21 @@ RT_TEST(joined_members_exchange_no_rows) {
   RT_CHECK(response.For(2, 3).rows == (std::vector<int64_t>{0, 3, 0, 3}));
 }
 
+RT_TEST(many_values_are_not_told_one_by_one) {
+  std::vector<Request> requests;
+  std::vector<int> members;
+  for (int member = 0; member < 64; ++member) {
+    requests.push_back(Tensor(Operation::kAllreduce, {member < 60 ? member : 1}));
+    members.push_back(member);
+  }
+  Response response;
+  const std::string text = Match(Pointers(requests), members, {}, &response).message();
+  RT_CHECK_EQ(text.substr(0, text.find(". ")),
+              "allreduce 'x': shape must be the same on all ranks, but is [0] on rank 0, [1] on ranks 1, 60-63, [2] on "
+              "rank 2, [3] on rank 3, [4] on rank 4, [5] on rank 5, [6] on rank 6, [7] on rank 7 and 52 more on ranks "
+              "8-59");
+}
+
 RT_TEST(reduction_and_root_matter_only_where_they_are_used) {
   std::vector<Request> requests(3, Tensor(Operation::kAllgather, {1}));
   requests[1].reduction = Reduction::kMax;
