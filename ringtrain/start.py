@@ -20,6 +20,7 @@ from ringtrain import (
     launcher,
     leading,
     log,
+    lonely_mpi,
     meeting,
     membership,
     mpi,
@@ -302,8 +303,6 @@ def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[st
     if len(ranks) == 1:
         return _open_alone(chosen)
     if introduced.rank == 0 and not ranks:
-        from ringtrain import lonely_mpi  # only where no MPI has started the ranks
-
         lonely_mpi.warn_when_loaded(introduced.size)
     _make_room_for(len(ranks) or introduced.size)
     listener, addresses = listen(introduced.listens)

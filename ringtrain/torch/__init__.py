@@ -12,7 +12,7 @@ except ImportError as _problem:
     raise ImportError("ringtrain.torch needs PyTorch. Run: pip install torch") from _problem
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ringtrain import (
     Handle,
@@ -32,16 +32,16 @@ from ringtrain.torch.buffers import broadcast_buffers
 from ringtrain.torch.clipping import clip_grad_norm_
 from ringtrain.torch.compression import Compression
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters
-from ringtrain.torch.gathering import gather_with_gradient
 from ringtrain.torch.mpi_ops import *  # noqa: F403 - the operations and basics, listed once
 from ringtrain.torch.optimizer import DistributedOptimizer
 from ringtrain.torch.sampler import DistributedSampler
 from ringtrain.torch.sync_batch_norm import SyncBatchNorm
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from ringtrain import Outer
     from ringtrain.torch import elastic
     from ringtrain.torch.embedding import ShardedEmbedding, ShardedEmbeddingBag, ShardedEmbeddingCollection
+    from ringtrain.torch.gathering import gather_with_gradient
     from ringtrain.torch.resuming import resume_together
     from ringtrain.torch.row_optimizers import RowWiseAdagrad
     from ringtrain.torch.tables import dense_state_dict, load_tables, plain_weight, save_tables
@@ -55,19 +55,22 @@ _LATER = {  # by where it is: who has no elastic job, no tables and no local ste
         ("ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection"), "ringtrain.torch.embedding"
     ),
     "RowWiseAdagrad": "ringtrain.torch.row_optimizers",
+    "gather_with_gradient": "ringtrain.torch.gathering",
     "resume_together": "ringtrain.torch.resuming",
     "until_all_are_done": "ringtrain.torch.uneven",
     **dict.fromkeys(("dense_state_dict", "load_tables", "plain_weight", "save_tables"), "ringtrain.torch.tables"),
 }
 
 
-def __getattr__(name: str) -> object:
-    """What is loaded when it is asked for."""
-    if name == "elastic":
-        return _importlib.import_module("ringtrain.torch.elastic")
-    if name in _LATER:
-        return getattr(_importlib.import_module(_LATER[name]), name)
-    raise AttributeError(f"module 'ringtrain.torch' has no attribute '{name}'")
+if not _typing.TYPE_CHECKING:  # to a checker every name would be one of these
+
+    def __getattr__(name: str) -> object:
+        """What is loaded when it is asked for."""
+        if name == "elastic":
+            return _importlib.import_module("ringtrain.torch.elastic")
+        if name in _LATER:
+            return getattr(_importlib.import_module(_LATER[name]), name)
+        raise AttributeError(f"module 'ringtrain.torch' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

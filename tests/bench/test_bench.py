@@ -270,7 +270,7 @@ def test_sizes_are_read(text, count):
         (["step", "--model", "vgg"], "invalid choice"),
         (
             ["train", "--peers", "gloo"],
-            "4-passes, every-32, overlap-forward, tcp, horovod, ddp, ddp-ringtrain, ddp-silent but found 'gloo'",
+            "4-passes, every-32, sharded-step, tcp, horovod, ddp, ddp-ringtrain, ddp-silent but found 'gloo'",
         ),
         (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
         ([], "required"),

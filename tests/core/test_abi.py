@@ -11,7 +11,7 @@ from ringtrain import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {18: "bc1a6d641168deeb"}
+DIGESTS = {19: "36fca6b1a17b9104"}
 
 
 def declarations() -> str:
