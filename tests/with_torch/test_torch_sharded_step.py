@@ -2,6 +2,7 @@
 
 import copy
 import io
+import sys
 import threading
 
 import numpy as np
@@ -46,6 +47,14 @@ OPTIMIZERS = {
 def small_buckets(monkeypatch):
     """Several of them in small networks."""
     monkeypatch.setattr(sharded_step, "BUCKET_BYTES", 2048)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """What tests before have compiled in this process: ``step()`` would wait for all values."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None:
+        monkeypatch.setattr(dynamo, "cached_backends", {})
 
 
 def mlp(seed=0):
