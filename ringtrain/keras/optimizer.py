@@ -160,7 +160,6 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
     given = {
         "keras": True,
         "sum": settings.op == Sum,
-        "averaged passes": False,  # of an update, which is a local step
         "groups": settings.groups is not None,
         "groups on the host": settings.groups is not None,
         "own compression": not powersgd and backend.wire_of(settings.compression) is None,

@@ -69,7 +69,8 @@ if not _typing.TYPE_CHECKING:  # to a checker every name would be one of these
         if name == "elastic":
             return _importlib.import_module("ringtrain.torch.elastic")
         if name in _LATER:
-            return getattr(_importlib.import_module(_LATER[name]), name)
+            value = globals()[name] = getattr(_importlib.import_module(_LATER[name]), name)  # found at once from now on
+            return value
         raise AttributeError(f"module 'ringtrain.torch' has no attribute '{name}'")
 
 

@@ -52,7 +52,6 @@ class AdasumMode(AroundSteps):
     """
 
     averages = False  # which a constant batch needs
-    survives = True
     begins_first = False  # but after hooks that may change parameters
     refuses_skip = "op must be Average or Sum, but is Adasum, whose step() always combines. Call step() alone."
 

@@ -13,6 +13,7 @@ import torch
 from ringtrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from ringtrain.torch.feedback import Feedback
     from ringtrain.torch.modes.wrapping import Wrapping
 
 State = dict[str, Any]
@@ -23,14 +24,12 @@ class OptimizerMode:
 
     Attributes:
         refuses_skip, refuses_join: why ``skip_synchronize`` and ``join`` cannot be, for users; empty where they can.
-        survives: whether a transaction of an elastic job can release its steps.
     """
 
     refuses_skip = ""
     refuses_join = (
         "join: the optimizer must have mode=LocalSteps(...), but has another. Call ringtrain.torch.join() instead."
     )
-    survives = False
 
     def __reduce__(self) -> tuple:
         """Copies and pickles of an optimizer are plain optimizers: hooks and a world do not travel."""
@@ -202,6 +201,29 @@ class AroundSteps(OptimizerMode):
     def after_step(self, optimizer: Any) -> None:
         """After every ``step()`` that did not fail."""
         raise NotImplementedError
+
+    # ---- what compression has lost ----
+
+    def _feedback(self) -> "Feedback | None":
+        """What compression has lost of what this mode sends; None where nothing is kept."""
+        return None
+
+    def forget_losses(self) -> None:
+        """What compression has lost belongs to none of the gradients that follow."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.forget()
+
+    def compression_state(self) -> State:
+        """What compression has lost, the same on all ranks; collective."""
+        feedback = self._feedback()
+        return {} if feedback is None else feedback.of_all_ranks()
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with it."""
+        feedback = self._feedback()
+        if feedback is not None:
+            feedback.load(state)
 
 
 def mode_of(optimizer: Any) -> OptimizerMode | None:

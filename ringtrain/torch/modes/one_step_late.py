@@ -8,7 +8,7 @@ The first step has nothing to apply, and ``flush`` applies what is left at the e
 compression has lost of them, is decided when they arrive, from equal bits on all ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,7 +141,8 @@ class OneStepLateMode(AroundSteps):
     @eager
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Before the user's step: it applies the gradients of the step before."""
-        check_needs(["OneStepLate"], {"closure": closure_of(args, kwargs) is not None}, "step")
+        if closure_of(args, kwargs) is not None:
+            check_needs(["OneStepLate"], {"closure": True}, "step")
         if self._flushes:
             return
         self._take_late()
@@ -336,23 +337,6 @@ class OneStepLateMode(AroundSteps):
         self.enter_world()
         self._arrive()
         return Feedback(self._settings, self.prefix)
-
-    def forget_losses(self) -> None:
-        """What compression has lost belongs to none of the gradients that follow."""
-        feedback = self._feedback()
-        if feedback is not None:
-            feedback.forget()
-
-    def compression_state(self) -> State:
-        """What compression has lost, the same on all ranks; collective."""
-        feedback = self._feedback()
-        return {} if feedback is None else feedback.of_all_ranks()
-
-    def load_compression_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with it."""
-        feedback = self._feedback()
-        if feedback is not None:
-            feedback.load(state)
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:

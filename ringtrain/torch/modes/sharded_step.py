@@ -53,7 +53,6 @@ class ShardedStepMode(SynchronousMode):
         model: whose modules wait for values; None: ``step()`` waits.
     """
 
-    survives = False
     begins_first = False  # hooks of the user come before the update
     refuses_join = (
         "join: this rank must go on updating its share of the parameters (ShardedStep), but would update none any more. Give "
@@ -165,7 +164,8 @@ class ShardedStepMode(SynchronousMode):
     @eager
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """All of the user's step: it finds no gradients then."""
-        check_needs(["ShardedStep"], {"closure": closure_of(args, kwargs) is not None}, "step")
+        if closure_of(args, kwargs) is not None:
+            check_needs(["ShardedStep"], {"closure": True}, "step")
         self._require_world()
         self.flush()
         super().before_step(optimizer, args, kwargs)

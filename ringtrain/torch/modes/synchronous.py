@@ -41,7 +41,6 @@ class SynchronousMode(AroundSteps):
         make_group: makes groups of another kind, which stay as they are; None for those of ``gradients``.
     """
 
-    survives = True
     ends_first = False
 
     def __init__(
@@ -207,23 +206,6 @@ class SynchronousMode(AroundSteps):
         feedback = self._feedback()
         if feedback is not None:
             feedback.take(state.get("compression"))
-
-    def forget_losses(self) -> None:
-        """What compression has lost belongs to none of the gradients that follow."""
-        feedback = self._feedback()
-        if feedback is not None:
-            feedback.forget()
-
-    def compression_state(self) -> State:
-        """What compression has lost, the same on all ranks; collective."""
-        feedback = self._feedback()
-        return {} if feedback is None else feedback.of_all_ranks()
-
-    def load_compression_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on with it."""
-        feedback = self._feedback()
-        if feedback is not None:
-            feedback.load(state)
 
     # ---- what the optimizer asks for ----
 
