@@ -29,13 +29,18 @@ QUIET = 0.1  # of the cores: others that use more spoil figures
 # What a command line has of files, and of hosts that the benchmark itself has made.
 NOT_TOLD = re.compile(r" --(json|measured-rate|addresses)[ =]\S+")
 
-_benchmark = ""
+_benchmark = _command = ""
 
 
-def begin(benchmark: str) -> None:
-    """From now on documents of this process are this benchmark's."""
-    global _benchmark
-    _benchmark = benchmark
+def begin(benchmark: str, command: str) -> None:
+    """From now on documents of this process are this benchmark's, which the command has started."""
+    global _benchmark, _command
+    _benchmark, _command = benchmark, command
+
+
+def command() -> str:
+    """As people type it, without arguments."""
+    return _command
 
 
 def make(
@@ -52,8 +57,11 @@ def make(
 
 
 def write(path: str | os.PathLike, document: Mapping[str, Any]) -> None:
-    """Puts it in the place of what was there."""
-    Path(path).write_text(json.dumps(document, indent=1) + "\n")
+    """Puts it in the place of what was there. Raises OSError, which names the file: one without a name would be taken for stdout's."""
+    try:
+        Path(path).write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

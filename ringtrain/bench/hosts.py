@@ -214,13 +214,13 @@ class Network:
         self._holders.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def unplug(self, name: str) -> None:
-        """Takes a host off the network, as pulling its cable does."""
-        self._set_port(name, "down")
+    def unplug(self, name: str, link: int = 1) -> None:
+        """Takes a host off a network, as pulling its cable does."""
+        self._set_port(name, "down", link)
 
-    def plug_in(self, name: str) -> None:
-        """Puts a host back on the network."""
-        self._set_port(name, "up")
+    def plug_in(self, name: str, link: int = 1) -> None:
+        """Puts a host back on a network."""
+        self._set_port(name, "up", link)
 
     @contextmanager
     def losing_large(self, name: str, link: int = 1, mtu: int = 1200) -> Iterator[None]:
@@ -261,8 +261,8 @@ class Network:
     def _port(self, name: str, link: int = 1) -> str:
         return f"to-{list(self.hosts).index(name) + 1}" + (f"-{link}" if link > 1 else "")
 
-    def _set_port(self, name: str, *state: str) -> None:
-        _check(self._in_switch("ip", "link", "set", self._port(name), *state))
+    def _set_port(self, name: str, state: str, link: int) -> None:
+        _check(self._in_switch("ip", "link", "set", self._port(name, link), state))
 
     # ---- making ----
 

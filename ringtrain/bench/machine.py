@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import ringtrain as rt
-from ringtrain.bench.documents import OTHERS
-from ringtrain.mpi import version_text
-from ringtrain.processors import kind_of_processor
+from ringtrain._bootstrap.processors import kind_of_processor
+from ringtrain._runtime.mpi import version_text
+from ringtrain.bench.documents import OTHERS, command
 
 
 def describe() -> dict[str, str | int | float | None]:
@@ -19,7 +19,7 @@ def describe() -> dict[str, str | int | float | None]:
     ``others`` is the share of the cores that other programs used just before; None if nobody has looked.
     """
     return {
-        "command": " ".join(["ringtrain", "bench", *sys.argv[1:]]),
+        "command": " ".join([command(), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "others": float(os.environ[OTHERS]) if OTHERS in os.environ else None,
         "processor": kind_of_processor(),

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import ringtrain as rt
-from ringtrain import context as contexts
-from ringtrain import launcher, start
-from ringtrain.options import environment
+from ringtrain._binding.options import environment
+from ringtrain._bootstrap import start
+from ringtrain._rendezvous import launcher
+from ringtrain._runtime import context as contexts
 
 SECONDS_TO_LEAVE = 5.0
 

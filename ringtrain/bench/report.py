@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._binding.options import environment
 from ringtrain.bench import documents, ranks
 from ringtrain.bench.machine import describe
 from ringtrain.launch import progress
-from ringtrain.options import environment
 
 # How far this rank is, for whoever started it: rank 0 alone says so.
 PROGRESS = progress.of_starter(environment() if ranks.rank() == 0 else {})

@@ -1,6 +1,6 @@
 """Starts benchmarks on hosts that it makes on this machine, with links of a chosen rate; measures what they carry.
 
-``start`` is for ``ringtrain bench wire`` and ``overlap``, ``start_apart`` for the others. The benchmark itself then
+``start`` is for ``wire``, ``overlap`` and ``compress``, ``start_apart`` for the others. The benchmark itself then
 runs on ranks that ringtrainrun starts across these hosts.
 """
 
@@ -25,7 +25,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Makes the hosts, runs the benchmark for each number of ranks a host, and returns the highest exit code."""
     hindrance = hosts.missing() or ("" if hosts.find_program("iperf3") else "the raw rate is measured by iperf3")
     if hindrance:
-        print(f"ringtrain bench {chosen.benchmark}: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
+        print(f"{chosen.command} {chosen.benchmark}: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
               file=sys.stderr)  # fmt: skip
         return 2
     if chosen.json and os.path.exists(chosen.json):
@@ -34,7 +34,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     rates = chosen.rate.split(",") * (1 if "," in chosen.rate else chosen.links)
     if len(rates) < chosen.links:
         print(
-            f"ringtrain bench {chosen.benchmark}: --rate must name one rate, or one for each of {chosen.links} links, but "
+            f"{chosen.command} {chosen.benchmark}: --rate must name one rate, or one for each of {chosen.links} links, but "
             f"names {len(rates)}.",
             file=sys.stderr,
         )
@@ -55,7 +55,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
         codes, written = [], []
         for count in chosen.ranks_per_host:
             for python in chosen.pythons or [sys.executable]:
-                codes.append(_run(one, names, count, further, python))
+                codes.append(_run(one, names, count, chosen.package, further, python))
                 if chosen.json and os.path.exists(chosen.json):
                     written.append(documents.read(chosen.json))
                     os.unlink(chosen.json)  # the next job writes its own
@@ -69,18 +69,19 @@ def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     hosts_needed, left_over = divmod(chosen.ranks, chosen.ranks_a_host)
     if left_over:
         print(
-            f"ringtrain bench {chosen.benchmark}: -np must be a multiple of --ranks-per-host, {chosen.ranks_a_host}, but is "
+            f"{chosen.command} {chosen.benchmark}: -np must be a multiple of --ranks-per-host, {chosen.ranks_a_host}, but is "
             f"{chosen.ranks}.",
             file=sys.stderr,
         )
         return 2
     if hindrance := hosts.missing():
-        print(f"ringtrain bench --rate: {hindrance}.", file=sys.stderr)
+        print(f"{chosen.command} --rate: {hindrance}.", file=sys.stderr)
         return 2
     names = [f"host-{number}" for number in range(1, hosts_needed + 1)]
     with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         further = _addresses_of(network) if hasattr(chosen, "addresses") else []
-        return _run(network[names[0]], names, chosen.ranks_a_host, [*arguments, *further], sys.executable)
+        ranks = chosen.ranks_a_host
+        return _run(network[names[0]], names, ranks, chosen.package, [*arguments, *further], sys.executable)
 
 
 def _addresses_of(network: hosts.Network) -> list[str]:
@@ -128,9 +129,11 @@ def rate_in(report: str) -> float:
     return min(ways) / 8
 
 
-def _run(first: hosts.Host, names: Sequence[str], ranks_per_host: int, arguments: Sequence[str], python: str) -> int:
+def _run(
+    first: hosts.Host, names: Sequence[str], ranks_per_host: int, package: str, arguments: Sequence[str], python: str
+) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
     line = [python, "-m", "ringtrain.launch", "--transport", "mpi", "-np", str(len(names) * ranks_per_host), "-H", listed,
-            "--share-gpus", python, "-m", "ringtrain.bench", *arguments]  # fmt: skip
+            "--share-gpus", python, "-m", package, *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain import context as contexts
+from ringtrain._runtime import context as contexts
 from ringtrain.bench import ranks
 from ringtrain.bench.torch_networks import Batch, loss_of
 from ringtrain.bench.worlds import World

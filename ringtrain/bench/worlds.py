@@ -9,11 +9,12 @@ import socket
 from collections.abc import Mapping, Sequence
 
 import ringtrain as rt
-from ringtrain import context as contexts
-from ringtrain import options, start
+from ringtrain._binding import options
+from ringtrain._bootstrap import start
+from ringtrain._rendezvous.meeting import SECRET_BYTES, endpoint
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.context import Context
 from ringtrain.bench import ranks
-from ringtrain.context import Context
-from ringtrain.meeting import SECRET_BYTES, endpoint
 
 LOOPBACK = "127.0.0.1"
 

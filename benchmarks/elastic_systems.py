@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 from ringtrain.errors import UnsupportedError
 
 RANKS = 4

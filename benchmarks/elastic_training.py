@@ -1,6 +1,6 @@
-"""What the ranks of `ringtrain bench faults --elastic` train, in the way of each system; not for users' own jobs.
+"""What the ranks of `python -m benchmarks faults --elastic` train, in the way of each system; not for users' own jobs.
 
-``python -m ringtrain.bench.elastic_training SYSTEM FOLDER`` is one rank. A network of three layers has as many bytes as
+``python -m benchmarks.elastic_training SYSTEM FOLDER`` is one rank. A network of three layers has as many bytes as
 asked for; a sample is a batch of its own, drawn from its number, so that a step's gradients follow from the samples that
 were dealt for it. All systems have the same network, optimizer and samples, and note alike.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ringtrain.bench.elastic_records import APPLIED, DRAWN, Notes
+from benchmarks.elastic_records import APPLIED, DRAWN, Notes
 
 SAMPLES = 200_000  # of an epoch
 BATCH = 8
@@ -122,7 +122,7 @@ def train_by_ringtrain(job: Job) -> None:
     itself is, and from ``init`` on the others would wait for that.
     """
     import ringtrain.torch as hvd
-    from ringtrain.context import current
+    from ringtrain._runtime.context import current
 
     network = make_network(job.size_bytes)
     optimizer = make_optimizer(network)
@@ -298,7 +298,7 @@ SYSTEMS: dict[str, Callable[[Job], None]] = {
 
 def main() -> None:
     """Trains as one rank."""
-    parser = argparse.ArgumentParser(description="One rank of a job of `ringtrain bench faults --elastic`.")
+    parser = argparse.ArgumentParser(description="One rank of a job of `python -m benchmarks faults --elastic`.")
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--bytes", type=int, required=True)

@@ -1,4 +1,4 @@
-"""``ringtrain bench jax``: gradients added up within a compiled program, beside ``psum`` over jax.distributed.
+"""``python -m benchmarks jax``: gradients added up within a compiled program, beside ``psum`` over jax.distributed.
 
 The gradients are temporaries of the program, as in training, so what adding them up costs is the difference to the same
 program that adds up nothing: the floor.
@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.jax_systems import Gradients, Identity, Ringtrain, System, open_systems
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.jax_systems import Gradients, Identity, Ringtrain, System, open_systems
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 

@@ -1,4 +1,4 @@
-"""``ringtrain bench launch``: how long a job takes that does next to nothing, started by ringtrainrun and by torchrun.
+"""``python -m benchmarks launch``: how long a job takes that does next to nothing, started by ringtrainrun and by torchrun.
 
 The launchers take turns; each starts the same number of ranks on this host, or spread over hosts made on this machine,
 and waits for all. ringtrainrun is called on the first host, torchrun on all of them at once, as its users do.
@@ -50,7 +50,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
     if not hindrance and ranks % hosts_made:
         hindrance = f"-np must be a multiple of the hosts, but is {ranks} and they are {hosts_made}"
     if hindrance:
-        print(f"ringtrain bench launch: {hindrance}.", file=sys.stderr)
+        print(f"python -m benchmarks launch: {hindrance}.", file=sys.stderr)
         return 2
     where = "this host" if hosts_made == 1 else f"{hosts_made} hosts"
     print(f"seconds from the command to its end, {ranks} ranks on {where}, medians of {repetitions} turns")

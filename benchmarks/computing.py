@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 import ringtrain as rt
+from ringtrain._runtime.operations import Handle
 from ringtrain.bench import ranks
 from ringtrain.bench.turns import time_of
-from ringtrain.operations import Handle
 
 ROUND_FLOATS = 1 << 13  # within the cache of a core: computing is not to be slowed by memory that sending uses
 CALIBRATION_ROUNDS = 1000

@@ -1,4 +1,4 @@
-"""What ``bench compress`` measures beside the modes of ``ringtrain.launch.modes``: PowerSGD, and fragments that travel.
+"""What ``benchmarks compress`` measures beside the modes of ``ringtrain.launch.modes``: PowerSGD, and fragments that travel.
 
 Their bytes are not a share of float32's. Those of PowerSGD follow from the matrices, here each gradient as square as its
 number of elements allows; fragments are averaged in turn, over several batches.
@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 
 import ringtrain as rt
-from ringtrain.gradients.on_host import HostReducer, HostSettings
-from ringtrain.gradients.powersgd import RESIDUAL, PowerSGD
-from ringtrain.gradients.session import Session
+from ringtrain._runtime.process_sets import global_process_set
+from ringtrain._training.on_host import HostReducer, HostSettings
+from ringtrain._training.powersgd import RESIDUAL, PowerSGD
+from ringtrain._training.session import Session
 from ringtrain.launch.modes import FURTHER, STREAMING, streaming_batch_seconds
-from ringtrain.process_sets import global_process_set
 
 RANK = 2
 NEAR = 1e-5  # of the largest element: what float32 rounds in the sums of a product

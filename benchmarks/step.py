@@ -1,4 +1,4 @@
-"""``ringtrain bench step``: the gradients of a model, submitted as backward passes make them, against one operation.
+"""``python -m benchmarks step``: the gradients of a model, submitted as backward passes make them, against one operation.
 
 All parameter-shaped tensors are submitted asynchronously in reverse order and then waited for; and they are sent as one
 group. The floor is one allreduce of as many bytes. All lie on pages of one size: NumPy asks for huge ones where an array
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
+from benchmarks.models import MODELS
 from ringtrain.bench import ranks, report
-from ringtrain.bench.models import MODELS
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 

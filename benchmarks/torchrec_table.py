@@ -1,4 +1,4 @@
-"""TorchRec's sharded table, beside which ``ringtrain bench embedding`` puts ours: rows dealt in blocks, over gloo.
+"""TorchRec's sharded table, beside which ``python -m benchmarks embedding`` puts ours: rows dealt in blocks, over gloo.
 
 SGD is fused into the backward pass. Each id is asked for as often as it occurs: what asks once (``use_index_dedup``) has
 no kernel for CPUs.

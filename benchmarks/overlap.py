@@ -1,4 +1,4 @@
-"""``ringtrain bench overlap``: a step that computes while gradients travel, beside computing and sending alone.
+"""``python -m benchmarks overlap``: a step that computes while gradients travel, beside computing and sending alone.
 
 The step computes as many times as there are tensors and submits one after each, as a backward pass does. It cannot take
 less than the larger of both; what it takes beyond is printed as a share of the smaller. ``shaped`` makes the hosts, all
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
+from benchmarks.computing import Computation, backward, cores_to_compute_on
+from ringtrain._runtime.operations import Handle
 from ringtrain.bench import ranks, report
-from ringtrain.bench.computing import Computation, backward, cores_to_compute_on
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 from ringtrain.bench.worlds import World
-from ringtrain.operations import Handle
 
 PARTS = ("computing", "sending", "step")
 LIMIT = 0.15  # of the smaller; what a good overlap stays below if a core is free

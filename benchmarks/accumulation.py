@@ -1,4 +1,4 @@
-"""``ringtrain bench accumulation``: what a batch costs when several make a step: bytes, operations and seconds.
+"""``python -m benchmarks accumulation``: what a batch costs when several make a step: bytes, operations and seconds.
 
 All numbers of passes take turns, and beside each a rank that trains alone with as many passes, since it too steps less
 often. Bytes are those of the native counters on this rank, and none may move before a step's last backward pass.

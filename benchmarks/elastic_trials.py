@@ -1,4 +1,4 @@
-"""One job of `ringtrain bench faults --elastic`: it is started, struck again and again, and brought to its end."""
+"""One job of `python -m benchmarks faults --elastic`: it is started, struck again and again, and brought to its end."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from ringtrain.bench.elastic_records import Member, Reader, newest_world, next_step, plan_of
-from ringtrain.bench.elastic_systems import RANKS, System
-from ringtrain.bench.faults import has_ended
-from ringtrain.bench.jobs import Job
+from benchmarks.elastic_records import Member, Reader, newest_world, next_step, plan_of
+from benchmarks.elastic_systems import RANKS, System
+from benchmarks.faults import has_ended
+from benchmarks.jobs import Job
 
 Found = TypeVar("Found")
 LOOK_SECONDS = 0.1  # times are those that ranks note
@@ -125,4 +125,4 @@ class Trial:
 
 def training_line(system: str, folder: Path) -> list[str]:
     """The command of one rank."""
-    return [sys.executable, "-m", "ringtrain.bench.elastic_training", system, str(folder)]
+    return [sys.executable, "-m", "benchmarks.elastic_training", system, str(folder)]

@@ -1,4 +1,4 @@
-"""``ringtrain bench faults --elastic``: what a fault costs a job that goes on, beside torchrun and TorchFT.
+"""``python -m benchmarks faults --elastic``: what a fault costs a job that goes on, beside torchrun and TorchFT.
 
 Four ranks train on this host until a fault strikes, at a moment drawn at random, and again when all are back. The seconds
 run from the fault until the first step is applied that nobody had made before it, by a world without those who were
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import elastic_records as notes
+from benchmarks.elastic_records import Member
+from benchmarks.elastic_systems import RANKS, SYSTEMS
+from benchmarks.elastic_trials import LOOK_SECONDS, Trial
+from benchmarks.faults import has_ended
+from benchmarks.jobs import Job
 from ringtrain.bench import documents
-from ringtrain.bench import elastic_records as notes
-from ringtrain.bench.elastic_records import Member
-from ringtrain.bench.elastic_systems import RANKS, SYSTEMS
-from ringtrain.bench.elastic_trials import LOOK_SECONDS, Trial
-from ringtrain.bench.faults import has_ended
-from ringtrain.bench.jobs import Job
 from ringtrain.bench.machine import describe
 from ringtrain.bench.sizes import bytes_text
 
@@ -308,7 +308,7 @@ def _measure_overhead(sizes: Sequence[int], runs: int) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="ringtrain-faults-") as name, closing(Job()) as job:
             found = Path(name) / "found"
             line = [sys.executable, "-m", "ringtrain.launch", "--elastic", "-np", str(RANKS)]
-            line += [sys.executable, "-m", "ringtrain.bench.elastic_overhead", str(found), str(size), str(runs)]
+            line += [sys.executable, "-m", "benchmarks.elastic_overhead", str(found), str(size), str(runs)]
             done = job.run(*line, seconds=3600.0, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL)
             if done.returncode:
                 raise RuntimeError(f"faults: the overhead was not measured:\n{done.stderr[-2000:]}")

@@ -1,4 +1,4 @@
-"""``ringtrain bench accuracy``: what the modes of sending gradients cost in accuracy, beside DDP with PowerSGD.
+"""``python -m benchmarks accuracy``: what the modes of sending gradients cost in accuracy, beside DDP with PowerSGD.
 
 Each rank is a host of its own, simulated, so that what is rounded between hosts is rounded. Of each task and seed all
 ways see the same samples, so their differences from exact sums are those of one seed. A training is right if all ranks
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import ringtrain.torch as hvd
+from benchmarks.torch_tasks import TASKS, Task, batch_of, evaluate
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.torch_systems import Alone, PowerSgd, Ringtrain, TrainingSystem, replicas_are_equal
-from ringtrain.bench.torch_tasks import TASKS, Task, batch_of, evaluate
 
 EXACT = "float32"
 SEEN = 4096  # samples that the loss of training is taken of in the end

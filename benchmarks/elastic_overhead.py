@@ -1,6 +1,6 @@
 """What `elastic.State` costs a step without faults: steps with it and without it in turns, on ranks of one elastic job.
 
-One rank: ``python -m ringtrain.bench.elastic_overhead FILE BYTES TURNS``; rank 0 writes the result.
+One rank: ``python -m benchmarks.elastic_overhead FILE BYTES TURNS``; rank 0 writes the result.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from torch import nn
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.bench.elastic_training import BATCH, CLASSES, INPUTS, SAMPLES, make_network, make_optimizer
+from benchmarks.elastic_training import BATCH, CLASSES, INPUTS, SAMPLES, make_network, make_optimizer
 from ringtrain.bench.machine import proportional_set_bytes
 
 STEPS = 20  # of a turn

@@ -1,4 +1,4 @@
-"""``ringtrain bench tensorflow``: gradients within a graph and training steps, beside MultiWorkerMirroredStrategy.
+"""``python -m benchmarks tensorflow``: gradients within a graph and training steps, beside MultiWorkerMirroredStrategy.
 
 The gradients are temporaries of the graph, as in training. What adding them up costs is the difference to the same
 graph that adds up nothing; the same tensors through ringtrain.torch, in place and outside of any graph, stand beside
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.tensorflow_systems import Identity, Ringtrain, RingtrainTape, System, gradients_of, open_systems
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.tensorflow_systems import Identity, Ringtrain, RingtrainTape, System, gradients_of, open_systems
 from ringtrain.bench.turns import time_in_turn, time_of
 
 BATCH = 32

@@ -1,4 +1,4 @@
-"""``ringtrain bench compress``: a batch that computes while its gradients travel in each of the modes of sending them.
+"""``python -m benchmarks compress``: a batch that computes while its gradients travel in each of the modes of sending them.
 
 As ``overlap``, but the time to compute is given, and each mode of ``ringtrain.launch.modes`` has a row: the bytes that a
 host sends for each batch, by the native counters, an exchange alone, a batch, and this beside a batch that sends nothing;
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
+from benchmarks.compress_further import WAYS, Way
+from benchmarks.computing import Computation, backward, cores_to_compute_on
+from ringtrain._runtime.context import Context
+from ringtrain._runtime.operations import Handle
 from ringtrain.bench import allreduce, ranks, report
-from ringtrain.bench.compress_further import WAYS, Way
-from ringtrain.bench.computing import Computation, backward, cores_to_compute_on
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import LOSSES
 from ringtrain.bench.turns import time_in_turn, time_of
 from ringtrain.bench.worlds import World
-from ringtrain.context import Context
 from ringtrain.launch.modes import MODES, Mode, bytes_sent, expect
-from ringtrain.operations import Handle
 
 CALIBRATIONS = 3
 WARM_UP = 2  # turns that do not count: what is kept of each tensor has two places, which memory is made for one by one

@@ -3,7 +3,7 @@
 Its processes carry a mark in their environment. Its /dev/shm is a folder of its own, so that only it can have left
 something there; that takes a mount namespace, which not every machine allows. So is its folder for temporary files:
 mpirun, when it is killed, leaves files there that are named after its process id, and no later one with that id can
-start beside them. Used by `ringtrain bench faults` and tests.
+start beside them. Used by `python -m benchmarks faults` and tests.
 """
 
 from __future__ import annotations

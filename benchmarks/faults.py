@@ -1,4 +1,4 @@
-"""``ringtrain bench faults``: how long it takes until all know of a fault, or until nothing of a job is left.
+"""``python -m benchmarks faults``: how long it takes until all know of a fault, or until nothing of a job is left.
 
 A fault is done to a job that this machine runs for it, again and again; over Open MPI, unless the fault's name says
 otherwise. Ranks note on the machine's monotonic clock when they were told; whether anything is left is looked at every
@@ -18,8 +18,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.jobs import PAUSE_SECONDS, Job
 from ringtrain.bench import documents, hosts
-from ringtrain.bench.jobs import PAUSE_SECONDS, Job
 from ringtrain.bench.machine import describe
 from ringtrain.launch import progress
 

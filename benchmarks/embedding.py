@@ -1,4 +1,4 @@
-"""``ringtrain bench embedding``: training steps of an embedding table, sharded and replicated, on the same ids.
+"""``python -m benchmarks embedding``: training steps of an embedding table, sharded and replicated, on the same ids.
 
 Both are trained by SGD on sparse gradients, the replicated one under ``DistributedOptimizer``; ``--peers torchrec`` puts
 TorchRec's beside them. The least that could be sent is, for each rank, what it needs of others: each row once there, and
@@ -14,8 +14,8 @@ import torch
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from benchmarks.torchrec_table import TorchRecTable
 from ringtrain.bench import ranks, report
-from ringtrain.bench.torchrec_table import TorchRecTable
 from ringtrain.bench.turns import time_in_turn, time_of
 
 _DRAWN = 4  # batches that are used in turn
