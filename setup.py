@@ -27,7 +27,7 @@ if sys.platform != "linux":
         "through /dev/shm. Install it on a Linux machine, in a container or in a virtual machine."
     )
 
-BUILD: dict[str, object] = {"__file__": str(Path(__file__).parent / "ringtrain" / "_build.py")}
+BUILD: dict[str, object] = {"__file__": str(Path(__file__).parent / "ringtrain" / "_binding" / "_build.py")}
 exec(Path(BUILD["__file__"]).read_text(), BUILD)  # without importing the package, which needs what is built here
 
 
@@ -49,7 +49,8 @@ LIBRARIES = [
 ]
 
 # Their flags and sources go into every object.
-BUILD_FILES = [__file__, BUILD["__file__"], str(Path(BUILD["__file__"]).with_name("version.py"))]
+BUILD_FILES = [__file__, BUILD["__file__"], str(Path(__file__).parent / "ringtrain" / "version.py")]
+BUILD_FILES_CHANGED = max(os.stat(file).st_mtime_ns for file in BUILD_FILES)  # all are there
 
 
 def included_files(dependencies: str) -> list[str]:
@@ -61,10 +62,10 @@ def included_files(dependencies: str) -> list[str]:
     return [name.replace("\\ ", " ") for name in re.split(r"(?<!\\)\s+", files.replace("\\\n", " ").strip())]
 
 
-def is_newer_than_all(result: str, files: list[str]) -> bool:
-    """Whether a file was made after all of these changed; False if any of them is missing."""
+def is_newer_than_all(result: str, changed: int, files: list[str]) -> bool:
+    """Whether a file was made after a time, and after all of these changed; False if any of them is missing."""
     try:
-        return os.stat(result).st_mtime_ns > max(os.stat(file).st_mtime_ns for file in files)
+        return os.stat(result).st_mtime_ns > max(changed, *(os.stat(file).st_mtime_ns for file in files))
     except FileNotFoundError:
         return False
 
@@ -103,7 +104,7 @@ class BuildCore(build_ext):
             objects = self.compiler.object_filenames([source], output_dir=arguments["output_dir"])
             dependencies = f"{objects[0]}.d"
             taken_in = BUILD["taken_in"](source)
-            if is_newer_than_all(objects[0], [*included_files(dependencies), *taken_in, *BUILD_FILES]):
+            if is_newer_than_all(objects[0], BUILD_FILES_CHANGED, [*included_files(dependencies), *taken_in]):
                 return objects
             Path(objects[0]).unlink(
                 missing_ok=True
@@ -171,7 +172,7 @@ limited_api = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_whe
 
 setup(
     cmdclass={"build_ext": BuildCore, "bdist_wheel": RepeatableWheel, "sdist": RepeatableSdist},
-    cffi_modules=["ringtrain/_build.py:ffibuilder"],
+    cffi_modules=["ringtrain/_binding/_build.py:ffibuilder"],
     ext_modules=LIBRARIES,
     options=limited_api,
 )

@@ -1,23 +1,17 @@
 // The C ABI: translation only. Exceptions (out of memory, mostly) end here, as statuses or as what a function returns
 // where there is no memory: whatever can allocate is within Guard or Or.
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <limits>
 #include <memory>
 #include <new>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
-#include <variant>
 
 #include "base/alarm.h"
 #include "base/digest.h"
 #include "base/without_memory.h"
-#include "core/action_text.h"
 #include "core/context.h"
 #include "core/version.h"
 #include "device/nccl.h"
@@ -46,14 +40,6 @@ struct rt_listener {
 };
 struct rt_alarm : ringtrain::Alarm {
   using Alarm::Alarm;
-};
-struct rt_authority {
-  ringtrain::Authority authority;
-};
-struct rt_membership {
-  rt_membership(const ringtrain::Process& me, const char* program) : uid(me.uid), membership(me, program) {}
-  const ringtrain::Uid uid;
-  ringtrain::Membership membership;
 };
 struct rt_handle {
   std::shared_ptr<Context> context;  // a waiter may drive it
@@ -92,52 +78,6 @@ Status Guard(Body body) {
 template <typename Body>
 char* TextBy(Body body) {
   return Or<char*>(nullptr, [&] { return CopyText(body()); });
-}
-
-// What `act(&actions)` has an authority do.
-template <typename Act>
-char* ActionsOf(Act act) {
-  return TextBy([&] {
-    ringtrain::AuthorityActions actions;
-    act(&actions);
-    return ringtrain::Lines(actions);
-  });
-}
-
-// The same of a rank's membership, then `behind`.
-template <typename Act>
-char* ActionsOf(rt_membership* membership, Act act) {
-  return TextBy([&] {
-    ringtrain::MembershipActions actions;
-    act(&actions);
-    return ringtrain::Lines(actions, membership->uid);
-  });
-}
-
-ringtrain::Nanoseconds InNanoseconds(double seconds) {
-  return seconds > 9e9 ? ringtrain::kNever : static_cast<ringtrain::Nanoseconds>(seconds * 1e9);
-}
-
-double InSeconds(ringtrain::Nanoseconds time) {
-  return time == ringtrain::kNever ? std::numeric_limits<double>::infinity() : static_cast<double>(time) / 1e9;
-}
-
-uint64_t Unguessable() {
-  uint64_t number = 0;
-  if (getrandom(&number, sizeof number, 0) != sizeof number)
-    throw std::runtime_error("the kernel gives no random bytes");
-  return number;
-}
-
-bool FrameIn(const char* hex, ringtrain::ControlFrame* frame) {
-  std::string bytes;
-  return ringtrain::FromHex(hex, &bytes) && ringtrain::ControlFrame::Decode(bytes, frame);
-}
-
-bool ProcessIn(const char* host, int32_t slot, const char* uid, ringtrain::Process* process) {
-  process->host = host;
-  process->slot = slot;
-  return ringtrain::FromHex(uid, &process->uid);
 }
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
@@ -253,42 +193,6 @@ bool DescribeBy(const rt_layout& layout, uintptr_t object, rt_tensor* tensor) {
   tensor->ndim = FieldOf<int32_t>(object, layout.ndim);
   tensor->shape = FieldOf<const int64_t*>(object, layout.shape);
   return true;
-}
-
-template <typename Beginning>
-rt_authority* AuthorityOf(const char* hosts, const rt_authority_options& options, Beginning begin) {
-  rt_authority* made = nullptr;
-  Guard([&] {
-    ringtrain::AuthorityOptions given;
-    std::istringstream lines(hosts);
-    for (std::string line; std::getline(lines, line);) {
-      const size_t bar = line.rfind('|');
-      if (bar == std::string::npos) return Status::InvalidArgument("not a host: " + line);
-      given.hosts[line.substr(0, bar)] = std::atoi(line.c_str() + bar + 1);
-    }
-    given.minimum = options.minimum;
-    given.reset_limit = options.reset_limit;
-    given.silence = InNanoseconds(options.silence);
-    given.grace = InNanoseconds(options.grace);
-    given.wait = InNanoseconds(options.wait);
-    given.first_pause = InNanoseconds(options.first_pause);
-    given.longest_pause = InNanoseconds(options.longest_pause);
-    given.random = Unguessable;
-    made = new rt_authority{ringtrain::Authority(std::move(given))};
-    begin(&made->authority);
-    return Status();
-  });
-  return made;
-}
-
-// Of ranks of the present world.
-ringtrain::Uids UidsOf(const rt_membership& membership, const int32_t* ranks, int32_t count) {
-  const std::vector<ringtrain::Member>& members = membership.membership.members();
-  ringtrain::Uids uids;
-  for (const int32_t* rank = ranks; rank < ranks + count; ++rank)
-    if (*rank >= 0 && static_cast<size_t>(*rank) < members.size())
-      uids.push_back(members[static_cast<size_t>(*rank)].process.uid);
-  return uids;
 }
 
 }  // namespace
@@ -422,6 +326,8 @@ int32_t rt_suspects(rt_context* context, int32_t why, int32_t* ranks, int32_t ca
 }
 
 void rt_ask_through(rt_context* context, int32_t pipe) { context->context->AskThrough(pipe); }
+
+void rt_await_state_from(rt_context* context, int32_t first) { context->context->AwaitStateFrom(first); }
 
 void rt_long_phase(rt_context* context, double seconds) { context->context->LongPhase(seconds); }
 
@@ -623,182 +529,6 @@ int32_t rt_received_splits(rt_handle* handle, int64_t* splits, int32_t capacity)
 int32_t rt_result(rt_handle* handle) { return handle->handle->result; }
 
 void rt_handle_free(rt_handle* handle) { delete handle; }
-
-rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now) {
-  return AuthorityOf(hosts, *options, [&](ringtrain::Authority* made) { made->Begin(InNanoseconds(now)); });
-}
-
-rt_authority* rt_authority_resume(const char* hosts, const rt_authority_options* options, const char* record,
-                                  double now) {
-  return AuthorityOf(hosts, *options, [&](ringtrain::Authority* made) {
-    std::string bytes;
-    if (!ringtrain::FromHex(record, &bytes)) bytes.clear();
-    made->Resume(InNanoseconds(now), bytes);
-  });
-}
-
-void rt_authority_free(rt_authority* authority) { delete authority; }
-
-char* rt_authority_host_came(rt_authority* authority, double now, const char* host) {
-  return ActionsOf([&](auto* actions) { authority->authority.HostCame(InNanoseconds(now), host, actions); });
-}
-
-char* rt_authority_host_present(rt_authority* authority, double now, const char* host, const char* uids,
-                                const char* record, int32_t finished) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::ControlFrame present;
-    present.type = ringtrain::ControlType::kPresent;
-    present.finished = finished != 0;
-    std::istringstream lines(uids);
-    ringtrain::Uid uid;
-    for (std::string line; std::getline(lines, line);)
-      if (ringtrain::FromHex(line.c_str(), &uid)) present.uids.push_back(uid);
-    if (!ringtrain::FromHex(record, &present.record)) present.record.clear();
-    authority->authority.Arrived(InNanoseconds(now), host, present, actions);
-  });
-}
-
-char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause) {
-  return ActionsOf(
-      [&](auto* actions) { authority->authority.HostLost(InNanoseconds(now), host, TextOf(cause), actions); });
-}
-
-char* rt_authority_host_heard(rt_authority* authority, double now, const char* host) {
-  return ActionsOf([&](auto* actions) { authority->authority.Arrived(InNanoseconds(now), host, {}, actions); });
-}
-
-int32_t rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots) {
-  return Done([&] { authority->authority.HostAdded(host, slots); });
-}
-
-char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause) {
-  return ActionsOf(
-      [&](auto* actions) { authority->authority.HostLeaves(InNanoseconds(now), host, TextOf(cause), actions); });
-}
-
-char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot,
-                                  const char* uid) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::ControlFrame frame;
-    if (!ringtrain::FromHex(uid, &frame.process.uid)) return;
-    frame.type = ringtrain::ControlType::kLeave;
-    frame.process.host = host;
-    frame.process.slot = slot;
-    authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
-  });
-}
-
-char* rt_authority_process_came(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::Process process;
-    if (!ProcessIn(host, slot, uid, &process)) return;
-    authority->authority.ProcessCame(InNanoseconds(now), process, actions);
-  });
-}
-
-char* rt_authority_process_gone(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
-                                const char* cause) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::Process process;
-    if (!ProcessIn(host, slot, uid, &process)) return;
-    authority->authority.ProcessGone(InNanoseconds(now), process, TextOf(cause), actions);
-  });
-}
-
-char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::ControlFrame decoded;
-    if (FrameIn(frame, &decoded)) authority->authority.Arrived(InNanoseconds(now), host, decoded, actions);
-  });
-}
-
-char* rt_authority_process_ended(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
-                                 int32_t exit_code) {
-  return ActionsOf([&](auto* actions) {
-    ringtrain::ControlFrame frame;
-    if (!ringtrain::FromHex(uid, &frame.process.uid)) return;
-    frame.process.host = host;
-    frame.process.slot = slot;
-    frame.exit_code = exit_code;
-    if (exit_code == 0) {
-      frame.type = ringtrain::ControlType::kLeave;
-      frame.finished = true;
-      authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
-    }
-    frame.type = ringtrain::ControlType::kDead;
-    authority->authority.Arrived(InNanoseconds(now), host, frame, actions);
-  });
-}
-
-char* rt_authority_tick(rt_authority* authority, double now) {
-  return ActionsOf([&](auto* actions) { authority->authority.Tick(InNanoseconds(now), actions); });
-}
-
-double rt_authority_next_timer(rt_authority* authority) { return InSeconds(authority->authority.next_timer()); }
-
-rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
-                                  const char* program) {
-  rt_membership* made = nullptr;
-  Guard([&] {
-    ringtrain::Process me;
-    if (!ringtrain::FromHex(uid, &me.uid)) return Status::InvalidArgument("not a uid");
-    me.host = host;
-    me.slot = slot;
-    me.address = address;
-    made = new rt_membership(me, program);
-    return Status();
-  });
-  return made;
-}
-
-void rt_membership_free(rt_membership* membership) { delete membership; }
-
-int32_t rt_membership_listens_at(rt_membership* membership, const char* address) {
-  return Done([&] { membership->membership.ListensAt(address); });
-}
-
-char* rt_membership_begin(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Begin(actions); });
-}
-
-char* rt_membership_arrived(rt_membership* membership, const char* frame) {
-  return ActionsOf(membership, [&](auto* actions) {
-    ringtrain::ControlFrame decoded;
-    if (FrameIn(frame, &decoded)) membership->membership.Arrived(decoded, actions);
-  });
-}
-
-char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Connected(count, well != 0, actions); });
-}
-
-char* rt_membership_world_ended(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.WorldEnded(actions); });
-}
-
-char* rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count) {
-  return ActionsOf(membership, [&](auto* actions) {
-    ringtrain::Uids uids = UidsOf(*membership, ranks, count);
-    if (why == RT_SILENT)
-      membership->membership.Suspect(std::move(uids), actions);
-    else if (why == RT_UNHEARD)
-      membership->membership.Unheard(std::move(uids));
-    else if (why == RT_REFUSED)
-      membership->membership.Refuse(uids, actions);
-    else
-      membership->membership.Missing(uids, actions);
-  });
-}
-
-char* rt_membership_finished(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Finished(actions); });
-}
-
-int32_t rt_membership_got_state(rt_membership* membership) {
-  return Done([&] { membership->membership.GotState(); });
-}
-
-void rt_membership_admits(rt_membership* membership, int32_t admits) { membership->membership.Admits(admits != 0); }
 
 const rt_functions* rt_functions_for(int32_t abi_version) {
   static constexpr rt_functions kFunctions = {

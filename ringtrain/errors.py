@@ -5,6 +5,24 @@
 
 import builtins
 
+__all__ = [
+    "ClosedError",
+    "ForkedError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "InternalError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "NotInitializedError",
+    "PeerLostError",
+    "ProcessSetLostError",
+    "RingtrainError",
+    "RowsLostError",
+    "TimeoutError",
+    "UnsupportedError",
+    "WorldChangedError",
+]
+
 
 class RingtrainError(RuntimeError):
     """Base of all errors of this package."""
@@ -88,3 +106,8 @@ _BY_STATUS = {
 def of_status(status: int) -> type[RingtrainError]:
     """The class for a status of the native library."""
     return _BY_STATUS.get(status, InternalError)
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

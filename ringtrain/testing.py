@@ -6,9 +6,13 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ringtrain import context as contexts
-from ringtrain import options, stacks, start
-from ringtrain._native import lib
+from ringtrain._binding import options
+from ringtrain._binding._native import lib
+from ringtrain._bootstrap import start
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime import stacks
+
+__all__ = ["World"]
 
 _FRAMES = 12  # of a rank that others wait for
 # What starts a rank's function, and what looks where the others are.
@@ -38,8 +42,8 @@ class World:
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls ``function(rank, *arguments)`` on every rank at once and returns the results in rank order.
 
-        When it raises on one rank, the world is aborted so that the others end too; the first failure is raised here. From
-        Python 3.11 on its notes say where the others were then.
+        When it raises on one rank, the world is aborted so that the others end too; the first failure is raised here. An
+        interrupt aborts the world as well. From Python 3.11 on the notes of what is raised say where the others were then.
         """
 
         def as_rank(rank: int) -> Any:
@@ -79,8 +83,8 @@ class World:
             try:
                 results[rank] = function(rank)
             except BaseException as problem:
-                if not failures and sys.version_info >= (3, 11):
-                    problem.add_note(_whereabouts(thread for thread in threads if thread.name != f"rank-{rank}"))
+                if not failures:
+                    _note(problem, [thread for thread in threads if thread.name != f"rank-{rank}"])
                 failures.append(problem)
                 self._abort(rank, problem)
 
@@ -89,8 +93,14 @@ class World:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as problem:  # an interrupt, or a test's timeout
+            _note(problem, threads)
+            for context in list(self._opened.values()):
+                context.abort(f"the World was interrupted by {type(problem).__name__}")
+            raise
         if failures:
             raise failures[0]
         return results
@@ -106,12 +116,23 @@ class World:
             context.abort("the World was dropped without close()")
 
 
+def _note(problem: BaseException, threads: Iterable[threading.Thread]) -> None:
+    """Adds to an error where threads are."""
+    if sys.version_info >= (3, 11):
+        problem.add_note(_whereabouts(threads))
+
+
 def _whereabouts(threads: Iterable[threading.Thread]) -> str:
     """Where threads are: the innermost functions of each, below those that start a rank here. None that has ended is told."""
     found = stacks.of_threads(_FRAMES)
-    told = []
+    at: dict[str, list[str]] = {}  # names of threads by their frames
     for thread in threads:
         frames = [frame for frame in found.get(thread.ident or 0, ()) if frame.filename not in _STARTING]
         if frames:
-            told.append(f"{thread.name} was at:\n{''.join(traceback.StackSummary.from_list(frames).format())}")
-    return "\n".join(told)
+            at.setdefault("".join(traceback.StackSummary.from_list(frames).format()), []).append(thread.name)
+    return "\n".join(f"{', '.join(names)} {'were' if names[1:] else 'was'} at:\n{text}" for text, names in at.items())
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -43,8 +43,7 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
     contributes_.push_back(!batch_.joined[member] && (!weighted || batch_.weights[member] > 0));
     if (weighted && contributes_.back()) weights_.push_back(batch_.weights[member]);
   }
-  local_scaling_ = batch_.scaling;
-  if (several_hosts()) local_scaling_ = {batch_.scaling.prescale, 1.0, 1.0};
+  local_scaling_ = several_hosts() ? batch_.scaling.of_sources() : batch_.scaling;
   if (!weights_.empty()) local_scaling_.weights = weights_.data();
   if (!several_hosts()) return;
 

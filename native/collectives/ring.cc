@@ -11,6 +11,13 @@ namespace {
 // What a host may send of a chunk that goes to all hosts as it is.
 constexpr size_t kMostOfWhole = 16 << 10;
 
+// Where a codec decodes the result, the postscale comes with that.
+Scaling ScalingOfLast(const Batch& batch) {
+  Scaling scaling = batch.scaling.of_result();
+  if (!batch.codec->identity()) scaling.postscale = 1.0;
+  return scaling;
+}
+
 }  // namespace
 
 RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
@@ -19,7 +26,7 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
       reduces_(Find(batch.operation)->reduces),
       gathers_(ReceivesAll(Find(batch.operation)->layout)),
       direct_(!batch.codec->PartialSums(batch.dtype)),
-      scaling_{1.0, batch.codec->identity() ? batch.scaling.postscale : 1.0, batch.scaling.divisor},
+      scaling_(ScalingOfLast(batch)),
       hosts_(group->topology.host_count()),
       me_(group->topology.my_host()),
       image_(batch, group->counters) {}

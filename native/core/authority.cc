@@ -11,6 +11,7 @@ constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kSlack = 2 * kSecond;
 // For a rank that others do not hear: it lives if it can tell the launcher by then.
 constexpr Nanoseconds kSuspectsPatience = kSecond;
+constexpr char kUnheard[] = "other ranks, which are more, do not hear it. Look at the network between the hosts.";
 constexpr int kMostLeftOut = 3;  // worlds, of a rank that joins; the next one has the time of any other
 
 ControlFrame Of(ControlType type) {
@@ -506,8 +507,21 @@ void Authority::BelieveDoubts() {
   cuts_.merge(doubts_);
 }
 
+// The others of a host whose lowest rank stands still may be cut off all the same; but only a world that cannot be
+// connected with them shows that.
+void Authority::DoubtThoseBesideTheStopped() {
+  const std::set<Uid> stopped = Stopped();
+  for (const auto& [one, other] : cuts_) {
+    if (stopped.count(other) == 0 || !IsLiving(one) || AreBeside(one, other)) continue;
+    for (const Uid& uid : Living())
+      if (AreBeside(uid, other)) doubts_.insert({one, uid});
+  }
+}
+
 // Who is not heard by most goes first, until all that are left hear each other.
 void Authority::KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions) {
+  DoubtThoseBesideTheStopped();
+  std::set<std::string> unheard_hosts;
   while (!cuts_.empty()) {
     const std::map<Uid, size_t> unheard = Unheard();
     const Uids living = Living();
@@ -515,9 +529,25 @@ void Authority::KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions) {
     for (const Uid& uid : living)  // of equals, the last
       if (unheard.count(uid) > 0 && (most == nullptr || unheard.at(uid) >= unheard.at(*most))) most = &uid;
     if (most == nullptr) break;
-    Evict(now, *most, "other ranks, which are more, do not hear it. Look at the network between the hosts.", actions);
+    unheard_hosts.insert(ranks_.at(*most).process.host);
+    Evict(now, *most, kUnheard, actions);
   }
   cuts_.clear();
+  for (const std::string& host : unheard_hosts) LetGo(now, host, actions);
+}
+
+// If none of its ranks is left. They live, and so does its agent: what is dead is the network for data, and to start
+// others there would have each world fail that they join.
+void Authority::LetGo(Nanoseconds now, const std::string& name, AuthorityActions* actions) {
+  const Uids living = Living();
+  const auto is_there = [&](const Uid& uid) { return ranks_.at(uid).process.host == name; };
+  if (options_.hosts.empty() || std::any_of(living.begin(), living.end(), is_there)) return;
+  Uids waiting;
+  for (const auto& [uid, rank] : ranks_)
+    if (rank.process.host == name && !rank.finished) waiting.push_back(uid);
+  for (const Uid& uid : waiting) Evict(now, uid, kUnheard, actions);
+  hosts_[name].leaves = true;
+  actions->push_back(authority_action::LetGo{name});
 }
 
 // A world that has lost no member and cannot be connected has its joiners to blame: it is formed again without them.
@@ -578,23 +608,27 @@ void Authority::EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions) 
 
 // How many do not hear a rank, or are not heard by it. Those who hold the state count more than all who do not, and the
 // lowest rank a little more, so that of two halves it is its that stays. A rank that is not heard from another host
-// speaks for all of its own, unless it does not live: then it is silent, and not cut off.
+// speaks for all of its own, unless it does not live, or was stopped: then it was silent, and not cut off, and has no
+// vote.
 std::map<Uid, size_t> Authority::Unheard() const {
+  const std::set<Uid> stopped = Stopped();
   const Uids living = Living();
   std::map<std::string, Uids> on;
   for (const Uid& uid : living) on[ranks_.at(uid).process.host].push_back(uid);
   const auto votes = [&](const Uids& uids) {
     size_t sum = 0;
     for (const Uid& uid : uids)
-      sum += (ranks_.at(uid).holds_state ? 2 * living.size() : 2) + (uid == living[0] ? 1 : 0);
+      if (stopped.count(uid) == 0)
+        sum += (ranks_.at(uid).holds_state ? 2 * living.size() : 2) + (uid == living[0] ? 1 : 0);
     return sum;
   };
   std::set<std::pair<Uids, Uids>> sides;
   for (const auto& [one, other] : cuts_) {
-    if (!IsLiving(one) || !IsLiving(other)) continue;
-    const std::string &host = ranks_.at(one).process.host, &other_host = ranks_.at(other).process.host;
-    const bool within = host == other_host;
-    Uids near = within ? Uids{one} : on.at(host), far = within ? Uids{other} : on.at(other_host);
+    if (one == other || !IsLiving(one) || !IsLiving(other)) continue;
+    const auto side = [&, within = AreBeside(one, other)](const Uid& uid) {
+      return within || stopped.count(uid) > 0 ? Uids{uid} : on.at(ranks_.at(uid).process.host);
+    };
+    Uids near = side(one), far = side(other);
     if (far < near) near.swap(far);
     sides.insert({std::move(near), std::move(far)});
   }
@@ -604,6 +638,19 @@ std::map<Uid, size_t> Authority::Unheard() const {
     for (const Uid& uid : far) unheard[uid] += votes(near);
   }
   return unheard;
+}
+
+// Whom ranks of the same host do not hear, though no network is between them, and who say that of themselves. They may
+// have woken since.
+std::set<Uid> Authority::Stopped() const {
+  std::set<Uid> stopped;
+  for (const auto& [one, other] : cuts_)
+    if (IsLiving(one) && IsLiving(other) && AreBeside(one, other)) stopped.insert(other);
+  return stopped;
+}
+
+bool Authority::AreBeside(const Uid& one, const Uid& other) const {
+  return ranks_.at(one).process.host == ranks_.at(other).process.host;
 }
 
 void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {

@@ -8,7 +8,8 @@
 // ranks suspect stops it, too. Processes that have come anew, and ranks that
 // leave on notice, are only reason to stop between two steps; to the slot of one that leaves nobody comes.
 // Stopping. Every rank of the world reports, and says whom it did not hear lately. Who does not in time is evicted. If
-// some cannot hear each other, the larger side stays, or that of the lowest rank. Only those who have been members of a
+// some cannot hear each other, the larger side stays, or that of the lowest rank; a host that loses all its ranks so
+// gets none before its network has been checked. Only those who have been members of a
 // world that ran have a voice: the voters. Forming. The next count is written down before anybody hears of it, and
 // granted once. Who is new is only admitted where all voters are between two steps, and is named behind them. When all
 // have formed, the world goes; if any fails before that, it is stopped and another count is granted.
@@ -67,6 +68,9 @@ struct Start {  // a rank in that slot, unless there is one
   std::string host;
   int slot;
 };
+struct LetGo {  // the agent of that host, and have the host come again (HostAdded) once the others' networks reach it
+  std::string host;
+};
 struct Say {  // to whoever reads the launcher's output
   std::string text;
 };
@@ -76,7 +80,7 @@ struct End {
 };
 }  // namespace authority_action
 using AuthorityAction = std::variant<authority_action::Write, authority_action::Send, authority_action::Start,
-                                     authority_action::Say, authority_action::End>;
+                                     authority_action::LetGo, authority_action::Say, authority_action::End>;
 using AuthorityActions = std::vector<AuthorityAction>;
 
 class Authority {
@@ -152,11 +156,15 @@ class Authority {
   void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
   void BelieveDoubts();
   void KeepTheLargerSide(Nanoseconds now, AuthorityActions* actions);
+  void LetGo(Nanoseconds now, const std::string& host, AuthorityActions* actions);
   void GiveUpJoiners(Nanoseconds now, AuthorityActions* actions);
   void LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions);
   void EvictWhoDoNotEnd(Nanoseconds now, AuthorityActions* actions);
   void EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions);
+  void DoubtThoseBesideTheStopped();
   std::map<Uid, size_t> Unheard() const;
+  std::set<Uid> Stopped() const;
+  bool AreBeside(const Uid& one, const Uid& other) const;  // on one host
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
   void EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions);

@@ -57,6 +57,7 @@ class Context {
     epoch_.coordinator().AskThrough(pipe);
   }
   void LongPhase(double seconds);
+  void AwaitStateFrom(int first) { epoch_.coordinator().AwaitStateFrom(first); }
   // Says goodbye, serves the others until all have or the time is over (shutdown_timeout_seconds), and ends.
   // Not ok if the world had failed: some rank may never come to its end.
   Status Close(double seconds);

@@ -213,6 +213,7 @@ void Coordinator::LookForTheDead() {
   const Nanoseconds now = Now();
   if (now < protocol_.next_look()) return;
   const bool ran = !protocol_.aborted();
+  protocol_.AwaitStateFrom(joins_from_.load(std::memory_order_relaxed));
   protocol_.Look(now, Signs(), &effects_);
   if (ran) NoteSilent(now);
   CarryOut();
@@ -222,12 +223,16 @@ void Coordinator::LookForTheDead() {
 void Coordinator::NoteSilent(Nanoseconds now) {
   MutexLock lock(request_mutex_);
   suspects_.unheard = protocol_.Unheard(now);
+  looked_at_ = now;
   if (protocol_.aborted()) suspects_.silent = protocol_.Silent(now);
 }
 
 Suspects Coordinator::suspects() {
   MutexLock lock(request_mutex_);
-  return suspects_;
+  Suspects found = suspects_;
+  // It wakes just now: its driver has not looked yet.
+  if (looked_at_ != kNever && protocol_.IsMissed(Now() - looked_at_)) found.unheard = {world_.rank};
+  return found;
 }
 
 SignsOfLife Coordinator::Signs() const {
@@ -321,6 +326,10 @@ void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
 }
 
 void Coordinator::CarryOut(rank_effect::End& end) {
+  {
+    MutexLock lock(request_mutex_);
+    looked_at_ = kNever;  // nor will it look again
+  }
   std::string record = FlightRecord(end.cause.message());  // while what is pending is so
   wire_.Abandon();
   executor_.Abandon(end.cause);

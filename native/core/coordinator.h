@@ -28,8 +28,9 @@ namespace ringtrain {
 
 // Ranks with which this one finds fault; another host by its lowest rank, which speaks for it.
 struct Suspects {
-  std::vector<int> silent;   // it has found the world to have ended by their silence
-  std::vector<int> unheard;  // it had not heard them for half of that bound when it looked last
+  std::vector<int> silent;  // it has found the world to have ended by their silence
+  std::vector<int>
+      unheard;  // it had not heard them for half of that bound when it looked last; itself, if it was stopped
   std::vector<int> missing;  // an operation has waited for them until it was given up
 };
 
@@ -75,6 +76,8 @@ class Coordinator {
   Suspects suspects();  // any thread
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
+  // Ranks from this one on take the state over. Any thread; what looks for the dead passes it on.
+  void AwaitStateFrom(int first) { joins_from_.store(first, std::memory_order_relaxed); }
 
  private:
   bool TryStep();
@@ -157,6 +160,8 @@ class Coordinator {
   std::atomic<bool> abort_requested_{false};
   std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
   Suspects suspects_ RT_GUARDED_BY(request_mutex_);
+  Nanoseconds looked_at_ RT_GUARDED_BY(request_mutex_) = kNever;  // last, while the world runs
+  std::atomic<int> joins_from_{INT32_MAX};
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
   std::atomic<int> requests_pipe_{-1};
   using Time = std::atomic<Nanoseconds>;

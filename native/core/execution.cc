@@ -299,7 +299,10 @@ Batch& Execution::BatchFor(const Response& response, size_t index) {
   batch.joined = joined_;
   batch.scaling.prescale = request.prescale;
   batch.scaling.postscale = request.postscale;
-  if (request.reduction == Reduction::kAverage) batch.scaling.divisor = static_cast<double>(Divisor());
+  const ReductionRow& reduction = *Find(request.reduction);
+  batch.scaling.squares = reduction.map == Map::kSquare;
+  batch.scaling.roots = reduction.finish == Finish::kRoot;
+  if (reduction.finish == Finish::kDivide) batch.scaling.divisor = static_cast<double>(Divisor());
   if (!response.weights.empty()) Weigh(response.weights, &batch);
   if (Find(request.operation)->rooted) {
     const std::vector<int>& ranks = group_->topology.members;

@@ -1,6 +1,7 @@
 #include "core/liveness.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 
 #include "base/decimal.h"
@@ -12,6 +13,8 @@ namespace {
 constexpr Nanoseconds kLongestPeriod = 500 * INT64_C(1000000);
 // Between two looks of a process that runs, however many others want its cores.
 constexpr Nanoseconds kLongestGap = 7500 * INT64_C(1000000);
+// Of ranks that take the state over: two looks of theirs at least.
+constexpr Nanoseconds kJoinersBound = 4 * kLongestPeriod;
 // A bound of silence spans so many looks of a rank that waits for nobody and sleeps twice as long.
 constexpr int kPeriodsInBound = 10;
 
@@ -29,7 +32,8 @@ Liveness::Liveness(const World& world, double dead_after_seconds)
     : world_(world),
       dead_after_seconds_(dead_after_seconds),
       bound_(dead_after_seconds > 0 ? static_cast<Nanoseconds>(dead_after_seconds * 1e9) : kNever),
-      period_(std::min(kLongestPeriod, bound_ / kPeriodsInBound)) {
+      period_(std::min(kLongestPeriod, bound_ / kPeriodsInBound)),
+      joins_from_(INT_MAX) {
   for (int rank : world.my_host())
     if (rank != world.rank) ListenTo({rank}, true);
   const int hosts = static_cast<int>(world.hosts.size()), mine = world.host_of[world.rank];
@@ -42,24 +46,38 @@ Liveness::Liveness(const World& world, double dead_after_seconds)
 
 Status Liveness::Look(Nanoseconds now, const SignsOfLife& seen) {
   // Whoever was stopped itself, as by Ctrl-Z of the whole job, has not listened: the others get the time once more.
-  const bool listened = last_look_ != 0 && now - last_look_ < bound_ / 2;
+  const auto listened = [&](const Peer& peer) { return last_look_ != 0 && now - last_look_ < BoundOf(peer) / 2; };
   stood_still_ = last_look_ != 0 && now - last_look_ >= kLongestGap;
-  Status verdict;
+  if (last_look_ != 0 && IsMissed(now - last_look_)) woke_ = now;
+  Status silent;
   for (Peer& peer : peers_) {
-    if (!listened) peer.changed = now;
-    if (verdict.ok()) verdict = Judge(now, seen, &peer);
+    if (!listened(peer)) peer.changed = now;
+    if (silent.ok()) silent = JudgeSilence(now, seen, &peer);
   }
   last_look_ = now;
   next_look_ = now + period_;
-  return verdict;
+  const Status ended = JudgeEnds(seen);
+  return ended.ok() ? silent : ended;
 }
 
-std::vector<int> Liveness::SilentFor(Nanoseconds now, Nanoseconds time) const {
+std::vector<int> Liveness::Unheard(Nanoseconds now) const {
+  std::vector<int> unheard = SilentFor(now, 2);
+  if (woke_ != kNever && now - woke_ < bound_) unheard.push_back(world_.rank);
+  return unheard;
+}
+
+std::vector<int> Liveness::SilentFor(Nanoseconds now, int part) const {
   std::vector<int> silent;
-  if (last_look_ == 0 || now - last_look_ >= time) return silent;
+  if (last_look_ == 0 || now - last_look_ >= bound_ / part) return silent;
   for (const Peer& peer : peers_)
-    if (now - peer.changed >= time) silent.push_back(peer.ranks[0]);
+    if (now - peer.changed >= BoundOf(peer) / part) silent.push_back(peer.ranks[0]);
   return silent;
+}
+
+// Another host as its lowest rank, behind which none is that does not join if that does.
+Nanoseconds Liveness::BoundOf(const Peer& peer) const {
+  const bool joins = peer.ranks[0] >= joins_from_;
+  return joins && bound_ != kNever ? std::min(bound_, kJoinersBound) : bound_;
 }
 
 void Liveness::Forget(int rank) {
@@ -67,22 +85,36 @@ void Liveness::Forget(int rank) {
                peers_.end());
 }
 
-Status Liveness::Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const {
-  const SignOfLife& first = seen[peer->ranks[0]];
-  if (peer->local && first.left) return {};
-  if (peer->local && first.died)
-    return Status::PeerLost(Subject(peer->ranks) +
+// All that have ended since the last look: one of them may have, or have been ended, because of another, and which one
+// was first cannot be seen.
+Status Liveness::JudgeEnds(const SignsOfLife& seen) const {
+  std::vector<int> ended;
+  for (const Peer& peer : peers_) {
+    const SignOfLife& sign = seen[peer.ranks[0]];
+    if (peer.local && sign.died && !sign.left) ended.push_back(peer.ranks[0]);
+  }
+  if (ended.empty()) return {};
+  if (ended.size() == 1)
+    return Status::PeerLost(Subject(ended) +
                             ": expected it to live until shutdown() but its process has ended. Look for its own "
                             "last words, and for its exit code or signal in what the launcher prints.");
+  return Status::PeerLost(Subject(ended) +
+                          ": expected them to live until shutdown() but their processes have ended. Look for their "
+                          "own last words, and for their exit codes or signals in what the launcher prints.");
+}
+
+Status Liveness::JudgeSilence(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const {
+  if (peer->local && seen[peer->ranks[0]].left) return {};
   const uint64_t sign = SignOf(peer->ranks, seen);
   if (sign != peer->sign) {
     peer->sign = sign;
     peer->changed = now;
   }
-  if (bound_ == kNever || now - peer->changed < bound_) return {};
+  const Nanoseconds bound = BoundOf(*peer);
+  if (bound == kNever || now - peer->changed < bound) return {};
   return Status::PeerLost(
       Subject(peer->ranks) + ": expected a sign of life every second but heard none for " +
-      SecondsText(dead_after_seconds_) + ". " +
+      SecondsText(std::min(dead_after_seconds_, static_cast<double>(bound) / 1e9)) + ". " +
       (peer->local ? "It is stopped" : "The host is down or stopped, or the network to it is cut") +
       "; to compute for long is no cause. RINGTRAIN_DEAD_AFTER_SECONDS sets the bound, 0 lifts it.");
 }

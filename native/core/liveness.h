@@ -40,13 +40,19 @@ class Liveness {
   // Not ok: who is dead.
   Status Look(Nanoseconds now, const SignsOfLife& seen);
 
+  // Ranks from this one on take over the state of the others, who wait for them: silence of these counts sooner.
+  void AwaitStateFrom(int first) { joins_from_ = first; }
+
   // Whether this process was stopped before the last Look, as by Ctrl-Z of the whole job.
   bool stood_still() const { return stood_still_; }
 
   // Of whom nothing was heard for the bound of silence, or for half of it; another host by its lowest rank, which
-  // speaks for it. Nobody if this rank itself has not looked.
-  std::vector<int> Silent(Nanoseconds now) const { return SilentFor(now, bound_); }
-  std::vector<int> Unheard(Nanoseconds now) const { return SilentFor(now, bound_ / 2); }
+  // speaks for it. Nobody if this rank itself has not looked: it is then one that nobody has heard, as it says for a
+  // while.
+  std::vector<int> Silent(Nanoseconds now) const { return SilentFor(now, 1); }
+  std::vector<int> Unheard(Nanoseconds now) const;
+  // Whether a rank has not looked for so long that others may miss it.
+  bool IsMissed(Nanoseconds unseen) const { return unseen >= bound_ / 2; }
 
   // The wire has lost its connection with a rank that had not left. How the error says that.
   Status ConnectionLost(const LostPeer& lost) const;
@@ -64,8 +70,10 @@ class Liveness {
     Nanoseconds changed = 0;  // when it was seen to change
   };
   void ListenTo(std::vector<int> ranks, bool local) { peers_.push_back({std::move(ranks), local}); }
-  std::vector<int> SilentFor(Nanoseconds now, Nanoseconds time) const;
-  Status Judge(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const;
+  std::vector<int> SilentFor(Nanoseconds now, int part) const;
+  Nanoseconds BoundOf(const Peer& peer) const;
+  Status JudgeEnds(const SignsOfLife& seen) const;
+  Status JudgeSilence(Nanoseconds now, const SignsOfLife& seen, Peer* peer) const;
   std::string Subject(const std::vector<int>& ranks) const;
 
   const World& world_;
@@ -73,7 +81,9 @@ class Liveness {
   Nanoseconds bound_;   // of silence
   Nanoseconds period_;  // between two looks
   Nanoseconds next_look_ = 0, last_look_ = 0;
+  Nanoseconds woke_ = kNever;  // when it looked again after it had not for half the bound
   bool stood_still_ = false;
+  int joins_from_;
   std::vector<Peer> peers_;
   std::vector<int> listeners_;
 };

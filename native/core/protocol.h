@@ -112,9 +112,11 @@ class Protocol {
   void LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects);
   // At next_look(): beats, and judges the others.
   void Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects);
-  // As Liveness has it.
+  // As Liveness has them.
+  void AwaitStateFrom(int first) { liveness_.AwaitStateFrom(first); }
   std::vector<int> Silent(Nanoseconds now) const { return liveness_.Silent(now); }
   std::vector<int> Unheard(Nanoseconds now) const { return liveness_.Unheard(now); }
+  bool IsMissed(Nanoseconds unseen) const { return liveness_.IsMissed(unseen); }
   // Sends what has gathered, reports stalls. After every group of events, and at next_timer(). True if anything
   // followed.
   bool Tick(Nanoseconds now, RankEffects* effects);

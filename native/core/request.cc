@@ -70,9 +70,21 @@ Status CheckAdasum(const Request& request) {
   return {};
 }
 
+// Between hosts sums of squares travel, which leave the range of 16 bits, or its precision, where no value does.
+Status CheckSquares(const Request& request) {
+  for (const TensorSpec& tensor : request.tensors)
+    if (tensor.dtype != DType::kFloat32 && tensor.dtype != DType::kFloat64)
+      return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
+                                 " needs float32 or float64, but found " + tensor.Text() + ". Cast first.");
+  if (request.compression == Compression::kNone) return {};
+  return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
+                             " must not be compressed, but found compression " +
+                             std::string(Text(request.compression)) + ". Leave it out.");
+}
+
 // Whether the reduction has a meaning for elements of this type.
 Status CheckComputable(const Request& request, const TensorSpec& tensor) {
-  const bool averages = request.reduction == Reduction::kAverage;
+  const ReductionRow& reduction = *Find(request.reduction);
   const bool scales = request.prescale != 1.0 || request.postscale != 1.0;
   switch (Find(tensor.dtype)->arithmetic) {
     case Arithmetic::kNone:
@@ -80,11 +92,11 @@ Status CheckComputable(const Request& request, const TensorSpec& tensor) {
                                  " cannot be reduced: a sum would lose most of its few bits. Cast to "
                                  "bfloat16 or float32 first; allgather, alltoall and broadcast take it.");
     case Arithmetic::kComplex:
-      if (averages || request.reduction == Reduction::kSum || request.reduction == Reduction::kAdasum) return {};
+      if (reduction.adds() || reduction.fold == Fold::kProject) return {};
       return Refuse(request, "of complex numbers the reduction must be sum or average, but is " +
-                                 std::string(Text(request.reduction)) + ". Gather them, and combine them there.");
+                                 std::string(reduction.text) + ". Gather them, and combine them there.");
     case Arithmetic::kBool:
-      if (averages)
+      if (reduction.finish == Finish::kDivide)
         return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
       if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
       return {};
@@ -94,18 +106,19 @@ Status CheckComputable(const Request& request, const TensorSpec& tensor) {
 }
 
 Status CheckReduction(const Request& request) {
-  if (Text(request.reduction) == nullptr)
+  if (Find(request.reduction) == nullptr)
     return Refuse(request, "reduction " + std::to_string(static_cast<int>(request.reduction)) + " does not exist.");
   RT_TRY(CheckFactor(request, "prescale_factor", request.prescale));
   RT_TRY(CheckFactor(request, "postscale_factor", request.postscale));
   if (request.reduction == Reduction::kAdasum) RT_TRY(CheckAdasum(request));
+  if (Find(request.reduction)->map == Map::kSquare) RT_TRY(CheckSquares(request));
   for (const TensorSpec& tensor : request.tensors) RT_TRY(CheckComputable(request, tensor));
   return {};
 }
 
 Status CheckWeight(const Request& request) {
   if (request.weight == Request::kNoCount) return {};
-  if (!Find(request.operation)->reduces || request.reduction != Reduction::kAverage)
+  if (!Find(request.operation)->reduces || Find(request.reduction)->finish != Finish::kDivide)
     return Refuse(request, "only an average may be weighted. Leave the weight out, or use Average.");
   if (request.weight < 0 || request.weight > kHighestWeight)
     return Refuse(request, "the weight must be in [0, " + std::to_string(kHighestWeight) + "], but is " +
@@ -120,8 +133,7 @@ Status CheckWeight(const Request& request) {
 Status CheckCompression(const Request& request) {
   if (Text(request.compression) == nullptr)
     return Refuse(request, "compression " + std::to_string(static_cast<int>(request.compression)) + " does not exist.");
-  const bool adds = request.reduction == Reduction::kSum || request.reduction == Reduction::kAverage;
-  if (Find(request.operation)->reduces && OnlyAdds(request.compression) && !adds)
+  if (Find(request.operation)->reduces && OnlyAdds(request.compression) && !Find(request.reduction)->adds())
     return Refuse(request, "with compression " + std::string(Text(request.compression)) +
                                " the reduction must be sum or average, but is " + Text(request.reduction) +
                                ". Use float16, bfloat16 or no compression.");

@@ -158,12 +158,12 @@ ncclDataType_t NcclDType(DType dtype) {
 ncclRedOp_t NcclReduction(DType dtype, Reduction reduction) {
   constexpr ncclRedOp_t kSum = 0, kProduct = 1, kMax = 2, kMin = 3;
   const bool boolean = dtype == DType::kBool;
-  switch (reduction) {
-    case Reduction::kProduct:
+  switch (Find(reduction)->fold) {
+    case Fold::kMultiply:
       return boolean ? kMin : kProduct;
-    case Reduction::kMax:
+    case Fold::kGreatest:
       return kMax;
-    case Reduction::kMin:
+    case Fold::kLeast:
       return kMin;
     default:
       return boolean ? kMax : kSum;  // an average is a sum that is scaled afterwards

@@ -1,8 +1,8 @@
 #include "device/ptx.h"
 
 // The assembler takes a file of native/ in as it is and puts a 0 behind it. Compilers do not list such files among what
-// an object depends on, so ringtrain/_build.py finds their names in this source. It compiles it without LTO, which
-// would leave the assembling to the linker, and that knows no folders to look in.
+// an object depends on, so ringtrain/_binding/_build.py finds their names in this source. It compiles it without LTO,
+// which would leave the assembling to the linker, and that knows no folders to look in.
 // clang-format off
 #define RT_TEXT(symbol, file)                                                              \
   extern "C" { __attribute__((visibility("hidden"))) extern const char symbol[]; }         \

@@ -87,11 +87,12 @@ size_t PackedBytes(const Batch& batch) {
 bool Scales(const Batch& batch) { return !batch.scaling.identity() || !batch.weights.empty(); }
 
 int MembersOf(const Batch& batch) { return static_cast<int>(batch.joined.size()); }
-bool Adds(const Batch& batch) { return batch.reduction == Reduction::kSum || batch.reduction == Reduction::kAverage; }
+bool Adds(const Batch& batch) { return Find(batch.reduction)->adds(); }
 
 // Whether the bits of a reduction depend on its order; a sum or product of one has none.
 bool OrderMatters(const Batch& batch) {
-  const bool rounds = Rounds(Find(batch.dtype)->arithmetic) && (Adds(batch) || batch.reduction == Reduction::kProduct);
+  const bool rounds =
+      Rounds(Find(batch.dtype)->arithmetic) && (Adds(batch) || Find(batch.reduction)->fold == Fold::kMultiply);
   return Find(batch.operation)->reduces && rounds && MembersOf(batch) > 1;
 }
 
@@ -160,7 +161,8 @@ bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topolo
   if (std::find(batch.joined.begin(), batch.joined.end(), true) != batch.joined.end()) return false;
   if (WithinHosts(nccl_algorithm, topology) && batch.operation != Operation::kAllreduce) return false;
   if (!Find(batch.operation)->reduces) return true;
-  if (batch.reduction == Reduction::kAdasum) return false;
+  const ReductionRow& reduction = *Find(batch.reduction);
+  if (reduction.fold == Fold::kProject || reduction.map != Map::kItself) return false;
   const bool as_dtype = batch.codec->identity() || batch.wire() != batch.dtype;
   if (!as_dtype && topology.host_count() > 1) return false;  // within a host nothing is compressed
   if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end())

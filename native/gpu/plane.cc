@@ -131,7 +131,6 @@ Status Plane::OpenNccl(const std::vector<GpuFacts>& facts) {
   InContext current(*device_);
   state_ = beside_ ? State::kReady : State::kOpening;
   if (beside_) way_ = Way::kStaged;
-  until_asked_ = kBatchesToAsk;
   if (options_.gpu_timeout_seconds > 0) open_by_ = DeadlineAfter(options_.gpu_timeout_seconds);
   lane_.buffer_bytes = facts[0].buffer_bytes;
   lane_.ranks = group_->topology;
@@ -208,11 +207,12 @@ Status Plane::Advance(bool* moved) {
 // ---- opening beside tasks ----
 
 bool Plane::Admits() {
-  if (state_ == State::kReady && beside_ && until_asked_ <= 0) {
-    Meet(std::string(1, OpeningIs()));
-    state_ = State::kAsking;
-  }
-  return state_ == State::kReady;
+  if (state_ != State::kReady) return false;
+  if (!beside_) return true;
+  if (admitted_++ < kBatchesToAsk) return true;
+  Meet(std::string(1, OpeningIs()));
+  state_ = State::kAsking;
+  return false;
 }
 
 Plane::Answer Plane::OpeningIs() const {
@@ -222,7 +222,7 @@ Plane::Answer Plane::OpeningIs() const {
 
 void Plane::ChangeOver() {
   state_ = State::kReady;
-  until_asked_ = kBatchesToAsk;
+  admitted_ = 0;
   if (heard_.find(kFailed) != std::string::npos) return GiveUpNccl();
   if (heard_.find(kNotYet) != std::string::npos) return;
   beside_ = false;
@@ -287,7 +287,6 @@ Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
     *task = std::make_unique<NcclTask>(std::move(batch), group_->topology, &lane_);
     return {};
   }
-  if (beside_) --until_asked_;
   RT_TRY(OpenCopies());
   return Staged::Make(std::move(batch), group_, copies_, static_cast<size_t>(options_.device_chunk_bytes), task);
 }

@@ -2,7 +2,7 @@
 // first of them, with the other members (choice.h has the rules), opens what that takes, and makes the tasks.
 //
 // NCCL is opened before the first task or, with option nccl_opening=beside, while tasks go through the host: then the
-// members ask each other before every kBatchesToAsk-th of them whether it is open, and all change over at the same one.
+// members ask each other before every kBatchesToAsk-th batch whether it is open, and all change over at the same one.
 #ifndef RINGTRAIN_GPU_PLANE_H_
 #define RINGTRAIN_GPU_PLANE_H_
 
@@ -84,7 +84,7 @@ class Plane {
   NcclLane lane_;
   std::unique_ptr<NcclOpening> opening_;  // of the lane
   bool beside_ = false;                   // it is opened, or has been, while tasks go through the host
-  int until_asked_ = 0;                   // tasks that all members make before they ask whether it is
+  int admitted_ = 0;                      // batches since then, or since members have asked each other whether it is
   std::string failure_;                   // why it cannot be opened here
 
   std::string told_, heard_;       // facts or answers: this member's, and all members'

@@ -29,8 +29,8 @@ typedef struct rt_steps rt_steps;           /* of its steps */
 typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
- * (ringtrain/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 19
+ * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
+#define RT_ABI_VERSION 23
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -138,7 +138,7 @@ void rt_alarm_cancel(rt_alarm* alarm);
 void rt_abort(rt_context* context, const char* cause);
 /* Ranks with which this one finds fault, another host by its lowest; returns their number, or -1 without memory. */
 #define RT_SILENT 0  /* it has found its world to have ended by their silence */
-#define RT_UNHEARD 1 /* it had not heard them for half of that bound when it looked last */
+#define RT_UNHEARD 1 /* it had not heard them for half of that bound when it looked last; itself, if it was stopped */
 #define RT_MISSING 2 /* an operation has waited for them until it was given up */
 #define RT_REFUSED 3 /* of a rank's membership alone: they join with values that do not fit, and have been told so */
 int32_t rt_suspects(rt_context* context, int32_t why, int32_t* ranks, int32_t capacity);
@@ -149,6 +149,9 @@ void rt_ask_through(rt_context* context, int32_t pipe);
 /* This rank will submit nothing for so many seconds: what waits for it is neither reported nor given up meanwhile. 0:
  * it is back. */
 void rt_long_phase(rt_context* context, double seconds);
+/* Ranks from this one on take over the state of the others, who wait for them: these are silent for a shorter time
+ * until they count as dead. The number of ranks: none do any more. */
+void rt_await_state_from(rt_context* context, int32_t first);
 
 typedef struct {
   int32_t rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous;
@@ -253,10 +256,53 @@ int32_t rt_result(rt_handle* handle);
 void rt_handle_free(rt_handle* handle);
 
 /* ---- elastic jobs ---- */
-/* core/authority.h and core/membership.h, which decide and wait for nothing. Each is used by one thread at a time. What
- * follows from an event is returned as lines (core/action_text.h), "" if nothing does, freed by the caller with
- * rt_free; NULL where there is no memory for it. Frames and uids are in hexadecimal, times in seconds of
- * CLOCK_MONOTONIC. */
+/* core/authority.h and core/membership.h, which decide and wait for nothing. Each is used by one thread at a time. A
+ * function that takes an event returns how many actions follow from it, or -1 without memory. rt_authority_next and
+ * rt_membership_next then give them in the order in which they are carried out: each returns 1, 0 behind the last, or
+ * -1 without memory. What an action points to is there until the next call. Uids are texts of 32 hexadecimal digits,
+ * times in seconds of CLOCK_MONOTONIC. */
+#define RT_DO_WRITE 0    /* authority: frame is a record, which must be on the disk before what follows */
+#define RT_DO_SEND 1     /* authority: frame to the process with this uid; membership: frame to the authority */
+#define RT_DO_EVICT 2    /* authority: the same, and its end */
+#define RT_DO_ASK 3      /* authority: frame to all processes of the host */
+#define RT_DO_BEAT 4     /* authority: a sign of life to the host */
+#define RT_DO_START 5    /* authority: a rank in that slot of the host */
+#define RT_DO_LET_GO 6   /* authority: the agent of the host, which comes again once its network has been checked */
+#define RT_DO_SAY 7      /* authority: text, to people */
+#define RT_DO_END 8      /* authority: well, because of text */
+#define RT_DO_ABANDON 9  /* membership: what is under way in the present world, and its connections */
+#define RT_DO_CONNECT 10 /* membership: the world with this number; frame is its key */
+#define RT_DO_RUN 11     /* membership: the world that was connected */
+#define RT_DO_PAUSE 12   /* membership: the world is to be left by all together */
+#define RT_DO_DEPART 13  /* membership: the process may end */
+#define RT_DO_FENCE 14   /* membership: the process must end, because of text */
+typedef struct {
+  int32_t kind; /* of those above */
+  int32_t slot;
+  int32_t well;
+  const char* host;
+  const char* uid;
+  const char* text;
+  const void* frame;
+  size_t frame_bytes;
+} rt_authority_action;
+typedef struct {
+  const char* uid;
+  const char* host;
+  int32_t slot;
+  int32_t joins;
+  const char* address; /* where it listens */
+} rt_member;
+typedef struct {
+  int32_t kind; /* of those above */
+  int32_t rank; /* of this process among the members */
+  uint64_t world;
+  const rt_member* members; /* by rank */
+  int32_t member_count;
+  const char* text;
+  const void* frame;
+  size_t frame_bytes;
+} rt_membership_action;
 typedef struct {
   int32_t minimum;     /* ranks that a world must have */
   int32_t reset_limit; /* worlds after the first; 0: any number */
@@ -268,56 +314,60 @@ typedef struct {
 } rt_authority_options;
 /* hosts: lines "name|slots". NULL for what is none. */
 rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now);
-/* The same of a launcher that takes a job up: record: the last one written, in hexadecimal, or empty. */
-rt_authority* rt_authority_resume(const char* hosts, const rt_authority_options* options, const char* record,
-                                  double now);
+/* The same of a launcher that takes a job up: record: the last one written, or nothing. */
+rt_authority* rt_authority_resume(const char* hosts, const rt_authority_options* options, const void* record,
+                                  size_t record_bytes, double now);
 void rt_authority_free(rt_authority* authority);
-/* The connection to the agent of a host is open; what is there: the uids of its processes, lines, the newest Form that
-   it has passed on, in hexadecimal, or empty, and whether some program has come to its end there. */
-char* rt_authority_host_came(rt_authority* authority, double now, const char* host);
-char* rt_authority_host_present(rt_authority* authority, double now, const char* host, const char* uids,
-                                const char* record, int32_t finished);
+int32_t rt_authority_next(rt_authority* authority, rt_authority_action* action);
+/* The connection to the agent of a host is open; what is there: the uids of its processes, the newest Form that it has
+ * passed on, or nothing, and whether some program has come to its end there. */
+int32_t rt_authority_host_came(rt_authority* authority, double now, const char* host);
+int32_t rt_authority_host_present(rt_authority* authority, double now, const char* host, const char* const* uids,
+                                  int32_t count, const void* record, size_t record_bytes, int32_t finished);
 /* That connection is lost; it has carried something. */
-char* rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
-char* rt_authority_host_heard(rt_authority* authority, double now, const char* host);
-/* A host may have ranks from now on, once it has come; also one that has left, when all of it is gone. */
+int32_t rt_authority_host_lost(rt_authority* authority, double now, const char* host, const char* cause);
+int32_t rt_authority_host_heard(rt_authority* authority, double now, const char* host);
+/* A host may have ranks from now on, once it has come; also one that has left, when all of it is gone. Returns 1, or 0
+ * without memory. */
 int32_t rt_authority_host_added(rt_authority* authority, const char* host, int32_t slots);
 /* All ranks of a host leave on notice, because of this; the process with this uid alone does. */
-char* rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause);
-char* rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
+int32_t rt_authority_host_leaves(rt_authority* authority, double now, const char* host, const char* cause);
+int32_t rt_authority_process_leaves(rt_authority* authority, double now, const char* host, int32_t slot,
+                                    const char* uid);
 /* Where an engine of the user's starts the processes, and no hosts were given: one has connected, for the first time or
  * again, and has this slot of its host; its connection has ended, because of this. */
-char* rt_authority_process_came(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
-char* rt_authority_process_gone(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
-                                const char* cause);
+int32_t rt_authority_process_came(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid);
+int32_t rt_authority_process_gone(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                  const char* cause);
 /* A frame of a rank there; what is none has no effect. */
-char* rt_authority_arrived(rt_authority* authority, double now, const char* host, const char* frame);
+int32_t rt_authority_arrived(rt_authority* authority, double now, const char* host, const void* frame, size_t bytes);
 /* The process with this uid, which was started in a slot, has ended: exit code, or -signal. */
-char* rt_authority_process_ended(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
-                                 int32_t exit_code);
-char* rt_authority_tick(rt_authority* authority, double now);
+int32_t rt_authority_process_ended(rt_authority* authority, double now, const char* host, int32_t slot, const char* uid,
+                                   int32_t exit_code);
+int32_t rt_authority_tick(rt_authority* authority, double now);
 double rt_authority_next_timer(rt_authority* authority); /* infinite once the job has ended */
 
-/* uid: 32 hexadecimal digits. address: where the rank listens for others. program: what must be equal on all ranks.
+/* address: where the rank listens for others. program: what must be equal on all ranks.
  * NULL for a uid that is none. */
 rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
                                   const char* program);
 void rt_membership_free(rt_membership* membership);
-/* Where it listens from now on: each world has a listener of its own. */
+int32_t rt_membership_next(rt_membership* membership, rt_membership_action* action);
+/* Where it listens from now on: each world has a listener of its own. Returns 1, or 0 without memory. */
 int32_t rt_membership_listens_at(rt_membership* membership, const char* address);
-char* rt_membership_begin(rt_membership* membership);
+int32_t rt_membership_begin(rt_membership* membership);
 /* What the authority has sent; what is no frame has no effect. */
-char* rt_membership_arrived(rt_membership* membership, const char* frame);
+int32_t rt_membership_arrived(rt_membership* membership, const void* frame, size_t bytes);
 /* The connections of the world with this count stand, or cannot be made. */
-char* rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
+int32_t rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well);
 /* The world of this rank has ended without a word of the authority. */
-char* rt_membership_world_ended(rt_membership* membership);
+int32_t rt_membership_world_ended(rt_membership* membership);
 /* What rt_suspects has said of the world of this rank: the launcher asks the silent whether they live, and ends those
  * that are missing; whom else this rank does not hear it tells with its next report. */
-char* rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count);
+int32_t rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count);
 /* Its program has come to its end. */
-char* rt_membership_finished(rt_membership* membership);
-/* A rank that has joined has got the state. */
+int32_t rt_membership_finished(rt_membership* membership);
+/* A rank that has joined has got the state. Returns 1, or 0 without memory. */
 int32_t rt_membership_got_state(rt_membership* membership);
 /* Whether somebody new may be in the next world: 1, as it is at first, but within a step that is to be done again. */
 void rt_membership_admits(rt_membership* membership, int32_t admits);

@@ -119,7 +119,7 @@ void Complete(const Api& api, Future* future, Error* error) {
 
 Error* Execution::Start(CallFrame* frame) {
   auto execution = std::unique_ptr<Execution>(new Execution(*frame));
-  if (!execution->ReadAttributes(frame->attributes) || !execution->TakeInput(*Only(frame->arguments)) ||
+  if (!execution->ReadAttributes(frame->attributes) || !execution->TakeInputs(frame->arguments) ||
       !execution->HasCompletions() || !execution->MakeFuture())
     return execution->NewError();
   frame->future = execution->future_;  // XLA's from now on: nothing but the result of a call frees it
@@ -151,19 +151,28 @@ bool Execution::ReadAttributes(const Attributes& attributes) {
                                          "program was compiled by another version of ringtrain: compile it again.");
 }
 
-bool Execution::TakeInput(const Buffer& input) {
+bool Execution::TakeInputs(const Arguments& arguments) {
+  const std::vector<const Buffer*> inputs = All(arguments);  // as many as results, by how it is compiled
+  tensors_.reserve(inputs.size());
+  for (size_t place = 0; place < inputs.size(); ++place)
+    if (!TakeInput(*inputs[place], *outputs_[place])) return false;
+  return true;
+}
+
+bool Execution::TakeInput(const Buffer& input, const Buffer& output) {
   const auto* pair = std::find_if(std::begin(kDTypes), std::end(kDTypes),
                                   [&](const DTypePair& each) { return each.xla == input.dtype; });
   if (pair == std::end(kDTypes))
     return Fail(StatusCode::kUnsupported, Subject() + ": XLA's dtype " +
                                               std::to_string(static_cast<int32_t>(input.dtype)) +
                                               " has no counterpart. Cast the array first.");
-  tensor_.data = input.data;
-  tensor_.output = Find(operation())->output == Output::kSame ? output_.data : nullptr;
-  tensor_.dtype = static_cast<int32_t>(pair->core);
-  tensor_.device = -1;
-  tensor_.ndim = static_cast<int32_t>(input.rank);
-  tensor_.shape = input.dimensions;
+  rt_tensor& tensor = tensors_.emplace_back();
+  tensor.data = input.data;
+  tensor.output = Find(operation())->output == Output::kSame ? output.data : nullptr;
+  tensor.dtype = static_cast<int32_t>(pair->core);
+  tensor.device = -1;
+  tensor.ndim = static_cast<int32_t>(input.rank);
+  tensor.shape = input.dimensions;
   return true;
 }
 
@@ -184,8 +193,8 @@ bool Execution::MakeFuture() {
 bool Execution::Submit() {
   Worlds& worlds = Worlds::Get();
   request_.name = name_.c_str();
-  request_.tensor_count = 1;
-  request_.tensors = &tensor_;
+  request_.tensor_count = static_cast<int32_t>(tensors_.size());
+  request_.tensors = tensors_.data();
   request_.cacheable = 1;
   request_.allocate = &Execution::OnAllocate;
   request_.done = &Execution::OnDone;
@@ -202,21 +211,21 @@ bool Execution::Submit() {
 }
 
 // A program is compiled for results of one shape.
-void* Execution::Allocate(int32_t ndim, const int64_t* shape) {
+void* Execution::Allocate(const Buffer& output, int32_t ndim, const int64_t* shape) {
   static char nothing;  // an empty array has no memory, and the core takes NULL for a failure
-  if (ndim == output_.rank && std::equal(shape, shape + ndim, output_.dimensions))
-    return output_.data == nullptr ? &nothing : output_.data;
+  if (ndim == output.rank && std::equal(shape, shape + ndim, output.dimensions))
+    return output.data == nullptr ? &nothing : output.data;
   Fail(StatusCode::kMismatch,
-       Subject() + ": the result must have the shape " + ShapeText(output_.rank, output_.dimensions) +
+       Subject() + ": the result must have the shape " + ShapeText(output.rank, output.dimensions) +
            ", for which the program was compiled, but has " + ShapeText(ndim, shape) +
            ". Give an array of one shape on every rank; if the number of ranks has changed, call jax.clear_caches().");
   return nullptr;
 }
 
-void* Execution::OnAllocate(void* execution, int32_t, int32_t ndim, const int64_t* shape) {
+void* Execution::OnAllocate(void* execution, int32_t tensor, int32_t ndim, const int64_t* shape) {
   auto* self = static_cast<Execution*>(execution);
   try {
-    return self->Allocate(ndim, shape);
+    return self->Allocate(*self->outputs_[static_cast<size_t>(tensor)], ndim, shape);
   } catch (const std::bad_alloc&) {
     self->FailForMemory();
     return nullptr;
@@ -240,7 +249,8 @@ void Execution::EndPart() {
 
 void Execution::Finish() {
   if (handle_ != nullptr) Worlds::Get().functions().handle_free(handle_);
-  if (keeps_ == 0 && code_ == StatusCode::kOk) Clear(output_);
+  if (keeps_ == 0 && code_ == StatusCode::kOk)
+    for (const Buffer* output : outputs_) Clear(*output);
   Error* const error = code_ == StatusCode::kOk ? nullptr : NewError();
   try {
     Completions::Get().Add([&api = api_, future = future_, error] { Complete(api, future, error); });

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "include/ringtrain.h"
 #include "jax/ffi.h"
@@ -22,20 +23,24 @@ class Execution {
   static Error* Start(CallFrame* frame);
 
  private:
-  explicit Execution(const CallFrame& frame) : api_(*frame.api), output_(*Only(frame.results)) {}
+  explicit Execution(const CallFrame& frame) : api_(*frame.api), outputs_(All(frame.results)) {}
   Execution(const Execution&) = delete;
   Execution& operator=(const Execution&) = delete;
 
-  static const Buffer* Only(const Arguments& arguments) { return static_cast<const Buffer*>(arguments.buffers[0]); }
+  static std::vector<const Buffer*> All(const Arguments& arguments) {
+    const auto* const* buffers = reinterpret_cast<const Buffer* const*>(arguments.buffers);
+    return {buffers, buffers + arguments.count};
+  }
 
   bool ReadAttributes(const Attributes& attributes);
-  bool TakeInput(const Buffer& input);
+  bool TakeInputs(const Arguments& arguments);
+  bool TakeInput(const Buffer& input, const Buffer& output);
   bool HasCompletions();
   bool MakeFuture();
   bool Submit();
   void EndPart();
   void Finish();
-  void* Allocate(int32_t ndim, const int64_t* shape);
+  void* Allocate(const Buffer& output, int32_t ndim, const int64_t* shape);
   bool Fail(StatusCode code, const std::string& text);
   void FailForMemory();
   Error* NewError() const;
@@ -46,12 +51,12 @@ class Execution {
   static void OnDone(void* execution, int32_t status, const char* error);
 
   const Api& api_;
-  const Buffer& output_;
+  const std::vector<const Buffer*> outputs_;
   std::string name_;
   int64_t slot_ = 0;
   int32_t keeps_ = 1;  // else the result is zeros on this rank
   rt_request request_{};
-  rt_tensor tensor_{};
+  std::vector<rt_tensor> tensors_;  // several, all or nothing, of a grouped operation
   Future* future_ = nullptr;
   rt_handle* handle_ = nullptr;
   std::atomic<int> parts_left_{2};  // the submission returns; the operation ends

@@ -66,20 +66,19 @@ RT_ALWAYS_INLINE T Max(T a, T b) {
 
 // out[i] = a[i] ∘ b[i]
 template <typename T>
-RT_ALWAYS_INLINE void Combine(Reduction reduction, T* out, const T* a, const T* b, size_t n) {
-  switch (reduction) {
-    case Reduction::kAverage:
-    case Reduction::kSum:
-    case Reduction::kAdasum:  // of one source; more are AdasumCombine's
+RT_ALWAYS_INLINE void Combine(Fold fold, T* out, const T* a, const T* b, size_t n) {
+  switch (fold) {
+    case Fold::kAdd:
+    case Fold::kProject:  // of one source; more are AdasumCombine's
       RT_COMBINE(Sum<T>);
       return;
-    case Reduction::kMin:
+    case Fold::kLeast:
       RT_COMBINE(Min<T>);
       return;
-    case Reduction::kMax:
+    case Fold::kGreatest:
       RT_COMBINE(Max<T>);
       return;
-    case Reduction::kProduct:
+    case Fold::kMultiply:
       RT_COMBINE(Product<T>);
       return;
   }
@@ -126,7 +125,19 @@ RT_ALWAYS_INLINE void Divide(T* out, const T* in, size_t n, double divisor) {
   }
 }
 
-// Division and postscale, in place, over a block that is in the first-level cache.
+template <typename T>
+RT_ALWAYS_INLINE void Square(T* out, const T* in, size_t n) {
+  RT_INDEPENDENT_ITERATIONS
+  for (size_t i = 0; i < n; ++i) out[i] = Product<T>(in[i], in[i]);
+}
+
+template <typename T>
+RT_ALWAYS_INLINE void Root(T* values, size_t n) {
+  if constexpr (std::is_floating_point_v<T>)
+    for (size_t i = 0; i < n; ++i) values[i] = std::sqrt(values[i]);
+}
+
+// Division, root and postscale, in place, over a block that is in the first-level cache.
 template <typename T>
 RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
   int exponent;
@@ -137,6 +148,7 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
     else
       Divide(values, values, n, scaling.divisor);
   }
+  if (scaling.roots) Root(values, n);
   if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
 }
 
@@ -144,29 +156,33 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
 
 constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay in the first-level cache
 
-// One source's values from `begin` on: where they lie if they can be used as they are, else converted and multiplied in
-// `room`.
+// One source's values from `begin` on, mapped: where they lie if they can be used as they are, else in `room`.
 template <typename Format>
 RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double factor,
-                                                    typename Format::Value* room) {
+                                                    bool squares, typename Format::Value* room) {
   using Value = typename Format::Value;
   const auto* stored = static_cast<const typename Format::Stored*>(source) + begin;
+  const Value* values;
   if constexpr (Format::kConverts) {
     Format::Widen(stored, room, n);
-    if (factor != 1.0) Multiply<Value>(room, room, n, factor);
-    return room;
+    values = room;
   } else {
-    if (factor == 1.0) return stored;
-    Multiply<Value>(room, stored, n, factor);
-    return room;
+    values = stored;
   }
+  if (factor != 1.0) {
+    Multiply<Value>(room, values, n, factor);
+    values = room;
+  }
+  if (!squares) return values;
+  Square<Value>(room, values, n);
+  return room;
 }
 
 // Block by block: total = s0 ∘ s1, total = total ∘ s2, …; the last step writes where the result belongs. Two plain
 // sources need no room of ours, and are one block.
 template <typename Format>
-RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void* const* sources, int source_count,
-                                     size_t count, const Scaling& scaling) {
+RT_ALWAYS_INLINE void ReduceElements(Fold fold, void* dst, const void* const* sources, int source_count, size_t count,
+                                     const Scaling& scaling) {
   using Value = typename Format::Value;
   constexpr size_t kRoom = kBlockBytes / sizeof(Value);
   alignas(64) Value total[kRoom];
@@ -179,11 +195,11 @@ RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void*
     auto* stored = static_cast<typename Format::Stored*>(dst) + begin;
     Value* result = total;
     if constexpr (!Format::kConverts) result = stored;
-    const Value* left = Load<Format>(sources[0], begin, n, scaling.factor(0), total);
+    const Value* left = Load<Format>(sources[0], begin, n, scaling.factor(0), scaling.squares, total);
     for (int j = 1; j < source_count; ++j) {
-      const Value* right = Load<Format>(sources[j], begin, n, scaling.factor(j), operand);
+      const Value* right = Load<Format>(sources[j], begin, n, scaling.factor(j), scaling.squares, operand);
       Value* out = j + 1 < source_count ? total : result;
-      Combine(reduction, out, left, right, n);
+      Combine(fold, out, left, right, n);
       left = out;
     }
     if (left != result) std::memmove(result, left, n * sizeof(Value));
@@ -193,9 +209,8 @@ RT_ALWAYS_INLINE void ReduceElements(Reduction reduction, void* dst, const void*
 }
 
 // Any non-zero byte is true on the way in, and true is 1 on the way out. Scaling a truth value has no meaning.
-RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* const* sources, int source_count,
-                                 size_t count) {
-  const bool all = reduction == Reduction::kMin || reduction == Reduction::kProduct;
+RT_ALWAYS_INLINE void ReduceBool(Fold fold, void* dst, const void* const* sources, int source_count, size_t count) {
+  const bool all = fold == Fold::kLeast || fold == Fold::kMultiply;
   auto* out = static_cast<uint8_t*>(dst);
   size_t n;
   for (size_t begin = 0; begin < count; begin += n) {
@@ -214,39 +229,39 @@ RT_ALWAYS_INLINE void ReduceBool(Reduction reduction, void* dst, const void* con
 }
 
 template <typename Float16Format>
-RT_ALWAYS_INLINE void ReduceAny(DType dtype, Reduction reduction, void* dst, const void* const* sources,
-                                int source_count, size_t count, const Scaling& scaling) {
+RT_ALWAYS_INLINE void ReduceAny(DType dtype, Fold fold, void* dst, const void* const* sources, int source_count,
+                                size_t count, const Scaling& scaling) {
   switch (dtype) {
     case DType::kUInt8:
-      return ReduceElements<Native<uint8_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<uint8_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kInt8:
-      return ReduceElements<Native<int8_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<int8_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kInt16:
-      return ReduceElements<Native<int16_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<int16_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kInt32:
-      return ReduceElements<Native<int32_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<int32_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kInt64:
-      return ReduceElements<Native<int64_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<int64_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kFloat16:
-      return ReduceElements<Float16Format>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Float16Format>(fold, dst, sources, source_count, count, scaling);
     case DType::kBFloat16:
-      return ReduceElements<BFloat16>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<BFloat16>(fold, dst, sources, source_count, count, scaling);
     case DType::kFloat32:
-      return ReduceElements<Native<float>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<float>>(fold, dst, sources, source_count, count, scaling);
     case DType::kFloat64:
-      return ReduceElements<Native<double>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<double>>(fold, dst, sources, source_count, count, scaling);
     case DType::kBool:
-      return ReduceBool(reduction, dst, sources, source_count, count);
+      return ReduceBool(fold, dst, sources, source_count, count);
     case DType::kUInt16:
-      return ReduceElements<Native<uint16_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<uint16_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kUInt32:
-      return ReduceElements<Native<uint32_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<uint32_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kUInt64:
-      return ReduceElements<Native<uint64_t>>(reduction, dst, sources, source_count, count, scaling);
+      return ReduceElements<Native<uint64_t>>(fold, dst, sources, source_count, count, scaling);
     case DType::kComplex64:  // whose sums, quotients and multiples are those of both parts
-      return ReduceElements<Native<float>>(reduction, dst, sources, source_count, 2 * count, scaling);
+      return ReduceElements<Native<float>>(fold, dst, sources, source_count, 2 * count, scaling);
     case DType::kComplex128:
-      return ReduceElements<Native<double>>(reduction, dst, sources, source_count, 2 * count, scaling);
+      return ReduceElements<Native<double>>(fold, dst, sources, source_count, 2 * count, scaling);
     case DType::kFloat8E4M3FN:
     case DType::kFloat8E4M3FNUZ:
     case DType::kFloat8E5M2:
@@ -358,14 +373,14 @@ RT_ALWAYS_INLINE void CombineAny(DType dtype, void* dst, const void* a, const vo
 
 // ---- one set of functions per processor level ----
 
-using ReduceFunction = void (*)(DType, Reduction, void*, const void* const*, int, size_t, const Scaling&);
+using ReduceFunction = void (*)(DType, Fold, void*, const void* const*, int, size_t, const Scaling&);
 using ConvertFunction = void (*)(DType, DType, void*, const void*, size_t, double);
 using DotsFunction = Dots (*)(DType, const void*, const void*, size_t);
 using CombineFunction = void (*)(DType, void*, const void*, const void*, size_t, double, double);
 
-void ReduceBaseline(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count,
-                    size_t count, const Scaling& scaling) {
-  ReduceAny<Float16>(dtype, reduction, dst, sources, source_count, count, scaling);
+void ReduceBaseline(DType dtype, Fold fold, void* dst, const void* const* sources, int source_count, size_t count,
+                    const Scaling& scaling) {
+  ReduceAny<Float16>(dtype, fold, dst, sources, source_count, count, scaling);
 }
 void ConvertBaseline(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
   ConvertAny<Float16>(from, to, dst, source, count, factor);
@@ -387,21 +402,19 @@ struct Variant {
 };
 
 #if defined(__x86_64__)
-__attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Reduction reduction, void* dst,
-                                                     const void* const* sources, int source_count, size_t count,
-                                                     const Scaling& scaling) {
-  ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
+__attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Fold fold, void* dst, const void* const* sources,
+                                                     int source_count, size_t count, const Scaling& scaling) {
+  ReduceAny<Float16ByF16c>(dtype, fold, dst, sources, source_count, count, scaling);
 }
 __attribute__((target("avx2,f16c"))) void ConvertAvx2(DType from, DType to, void* dst, const void* source, size_t count,
                                                       double factor) {
   ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
 }
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(DType dtype, Reduction reduction,
-                                                                                     void* dst,
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(DType dtype, Fold fold, void* dst,
                                                                                      const void* const* sources,
                                                                                      int source_count, size_t count,
                                                                                      const Scaling& scaling) {
-  ReduceAny<Float16ByF16c>(dtype, reduction, dst, sources, source_count, count, scaling);
+  ReduceAny<Float16ByF16c>(dtype, fold, dst, sources, source_count, count, scaling);
 }
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ConvertAvx512(DType from, DType to, void* dst,
                                                                                       const void* source, size_t count,
@@ -464,31 +477,30 @@ void Fill(void* dst, size_t count, T value) {
   for (size_t i = 0; i < count; ++i) out[i] = value;
 }
 
-// zero, one, highest, lowest, by the reduction.
+// zero, one, highest, lowest, by the fold; a map leaves zero and one as they are.
 template <typename T>
-T Neutral(Reduction reduction, T one, T highest, T lowest) {
-  switch (reduction) {
-    case Reduction::kAverage:
-    case Reduction::kAdasum:
-    case Reduction::kSum:
+T Neutral(Fold fold, T one, T highest, T lowest) {
+  switch (fold) {
+    case Fold::kAdd:
+    case Fold::kProject:
       return 0;
-    case Reduction::kProduct:
+    case Fold::kMultiply:
       return one;
-    case Reduction::kMin:
+    case Fold::kLeast:
       return highest;
-    case Reduction::kMax:
+    case Fold::kGreatest:
       return lowest;
   }
   return 0;
 }
 
 template <typename T>
-void FillNumber(Reduction reduction, void* dst, size_t count) {
+void FillNumber(Fold fold, void* dst, size_t count) {
   using Limits = std::numeric_limits<T>;
   if constexpr (Limits::has_infinity)
-    Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::infinity(), -Limits::infinity()));
+    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::infinity(), -Limits::infinity()));
   else
-    Fill<T>(dst, count, Neutral<T>(reduction, 1, Limits::max(), Limits::min()));
+    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::max(), Limits::min()));
 }
 
 }  // namespace
@@ -496,7 +508,9 @@ void FillNumber(Reduction reduction, void* dst, size_t count) {
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling) {
   const DefaultFloatMode mode;
-  ChosenVariant().load(std::memory_order_relaxed)->reduce(dtype, reduction, dst, sources, source_count, count, scaling);
+  ChosenVariant()
+      .load(std::memory_order_relaxed)
+      ->reduce(dtype, Find(reduction)->fold, dst, sources, source_count, count, scaling);
 }
 
 void Convert(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
@@ -516,37 +530,38 @@ void AdasumCombine(DType dtype, void* dst, const void* a, const void* b, size_t 
 }
 
 void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
+  const Fold fold = Find(reduction)->fold;
   switch (dtype) {
     case DType::kUInt8:
-      return FillNumber<uint8_t>(reduction, dst, count);
+      return FillNumber<uint8_t>(fold, dst, count);
     case DType::kInt8:
-      return FillNumber<int8_t>(reduction, dst, count);
+      return FillNumber<int8_t>(fold, dst, count);
     case DType::kInt16:
-      return FillNumber<int16_t>(reduction, dst, count);
+      return FillNumber<int16_t>(fold, dst, count);
     case DType::kInt32:
-      return FillNumber<int32_t>(reduction, dst, count);
+      return FillNumber<int32_t>(fold, dst, count);
     case DType::kInt64:
-      return FillNumber<int64_t>(reduction, dst, count);
+      return FillNumber<int64_t>(fold, dst, count);
     case DType::kFloat16:
-      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3c00, 0x7c00, 0xfc00));
+      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(fold, 0x3c00, 0x7c00, 0xfc00));
     case DType::kBFloat16:
-      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(reduction, 0x3f80, 0x7f80, 0xff80));
+      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(fold, 0x3f80, 0x7f80, 0xff80));
     case DType::kFloat32:
-      return FillNumber<float>(reduction, dst, count);
+      return FillNumber<float>(fold, dst, count);
     case DType::kFloat64:
-      return FillNumber<double>(reduction, dst, count);
+      return FillNumber<double>(fold, dst, count);
     case DType::kBool:
-      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(reduction, 1, 1, 0));
+      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(fold, 1, 1, 0));
     case DType::kUInt16:
-      return FillNumber<uint16_t>(reduction, dst, count);
+      return FillNumber<uint16_t>(fold, dst, count);
     case DType::kUInt32:
-      return FillNumber<uint32_t>(reduction, dst, count);
+      return FillNumber<uint32_t>(fold, dst, count);
     case DType::kUInt64:
-      return FillNumber<uint64_t>(reduction, dst, count);
+      return FillNumber<uint64_t>(fold, dst, count);
     case DType::kComplex64:
-      return FillNumber<float>(reduction, dst, 2 * count);
+      return FillNumber<float>(fold, dst, 2 * count);
     case DType::kComplex128:
-      return FillNumber<double>(reduction, dst, 2 * count);
+      return FillNumber<double>(fold, dst, 2 * count);
     case DType::kFloat8E4M3FN:
     case DType::kFloat8E4M3FNUZ:
     case DType::kFloat8E5M2:

@@ -14,18 +14,37 @@ namespace ringtrain {
 
 // What happens to the values besides the reduction; both are skipped where they would change nothing.
 struct Scaling {
-  double prescale = 1.0;   // each source is multiplied by it before the reduction
-  double postscale = 1.0;  // the result is multiplied by it, after the division
-  double divisor =
-      1.0;  // the result is divided by it: the exact average; a whole number for integers, which truncate towards zero
-  const double* weights = nullptr;  // of the sources, by which they are multiplied besides; not for integers
-  bool identity() const { return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr; }
+  double prescale = 1.0;            // of each source, before the reduction
+  double postscale = 1.0;           // of the result, after division and root
+  double divisor = 1.0;             // of the result; a whole number for integers, which truncate towards zero
+  const double* weights = nullptr;  // of the sources, besides the prescale; not for integers
+  bool squares = false;             // each source, once it is multiplied; of floats alone
+  bool roots = false;               // of the result, before the postscale
+
+  // The halves, for a reduction in several steps: what the first one does, and what the last one does.
+  Scaling of_sources() const {
+    Scaling half;
+    half.prescale = prescale;
+    half.weights = weights;
+    half.squares = squares;
+    return half;
+  }
+  Scaling of_result() const {
+    Scaling half;
+    half.divisor = divisor;
+    half.roots = roots;
+    half.postscale = postscale;
+    return half;
+  }
+  bool identity() const {
+    return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr && !squares && !roots;
+  }
   double factor(int source) const { return weights == nullptr ? prescale : prescale * weights[source]; }
 };
 
 // dst[i] = scale(s0[i] ∘ s1[i] ∘ …) for `count` elements. Requires source_count >= 1. `dst` may be one of the sources
 // (exactly the same address), no other overlap. Addresses need no alignment beyond the element's.
-// kAverage adds; its division is the divisor in `scaling`.
+// Only the fold is the reduction's: what it does before and after, such as an average's division, is in `scaling`.
 // float32 is scaled in float32, float64 in float64, 16-bit floats in float32. Integers are divided exactly; their pre-
 // and postscale are multiplied in double and truncated to int64, saturating, before they wrap to the dtype. bool is not
 // scaled: sum and max are OR, product and min are AND. Integer sums and products wrap; uint64 saturates at its own

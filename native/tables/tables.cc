@@ -52,6 +52,19 @@ const OperationRow* Find(Operation operation) {
   return nullptr;
 }
 
+const ReductionRow* Find(Reduction reduction) {
+  switch (reduction) {
+#define RT_REDUCTION(name, id, text, map, fold, finish)                           \
+  case Reduction::name: {                                                         \
+    static const ReductionRow row = {text, Map::map, Fold::fold, Finish::finish}; \
+    return &row;                                                                  \
+  }
+#include "tables/reductions.def"
+#undef RT_REDUCTION
+  }
+  return nullptr;
+}
+
 namespace {
 
 struct NamedId {
@@ -66,11 +79,6 @@ const char* TextOf(int32_t id, const NamedId (&rows)[kRows]) {
   return nullptr;
 }
 
-constexpr NamedId kReductions[] = {
-#define RT_REDUCTION(name, id, text) {id, text},
-#include "tables/reductions.def"
-#undef RT_REDUCTION
-};
 constexpr NamedId kCompressions[] = {
 #define RT_COMPRESSION(name, id, text, adds) {id, text},
 #include "tables/compressions.def"
@@ -84,7 +92,10 @@ constexpr NamedId kStatuses[] = {
 
 }  // namespace
 
-const char* Text(Reduction reduction) { return TextOf(static_cast<int32_t>(reduction), kReductions); }
+const char* Text(Reduction reduction) {
+  const ReductionRow* row = Find(reduction);
+  return row == nullptr ? nullptr : row->text;
+}
 const char* Text(Compression compression) { return TextOf(static_cast<int32_t>(compression), kCompressions); }
 const char* Text(StatusCode code) { return TextOf(static_cast<int32_t>(code), kStatuses); }
 
@@ -126,7 +137,7 @@ const char* TableText(const char* name) {
       },
       {
           "reductions",
-#define RT_REDUCTION(name, id, text) #id "\t" text "\n"
+#define RT_REDUCTION(name, id, text, map, fold, finish) #id "\t" text "\n"
 #include "tables/reductions.def"
 #undef RT_REDUCTION
       },

@@ -26,7 +26,7 @@ constexpr int kOperationCount = 0
 #undef RT_OPERATION
 
 enum class Reduction : int32_t {
-#define RT_REDUCTION(name, id, text) name = id,
+#define RT_REDUCTION(name, id, text, map, fold, finish) name = id,
 #include "tables/reductions.def"
 #undef RT_REDUCTION
 };
@@ -83,6 +83,19 @@ struct OperationRow {
   bool fuses;
 };
 
+// What a reduction does with each contribution, with two values, and with the last of them (kernels/reduce.cc).
+enum class Map : int32_t { kItself, kSquare };
+enum class Fold : int32_t { kAdd, kMultiply, kLeast, kGreatest, kProject };  // kProject: Adasum's, of whole tensors
+enum class Finish : int32_t { kLeave, kDivide, kRoot };
+struct ReductionRow {
+  const char* text;
+  Map map;
+  Fold fold;
+  Finish finish;
+  // Whether the result is a multiple of the sum, so that what a codec loses may be added later.
+  bool adds() const { return map == Map::kItself && fold == Fold::kAdd; }
+};
+
 // The operations for which an attribute of a request counts.
 enum class Scope : int32_t { kReduces, kRooted };
 inline bool Counts(Scope scope, const OperationRow& operation) {
@@ -92,6 +105,7 @@ inline bool Counts(Scope scope, const OperationRow& operation) {
 // nullptr for an id without a row: ids come from outside.
 const DTypeRow* Find(DType dtype);
 const OperationRow* Find(Operation operation);
+const ReductionRow* Find(Reduction reduction);
 const char* Text(Reduction reduction);
 const char* Text(Compression compression);
 const char* Text(StatusCode code);

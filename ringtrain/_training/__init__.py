@@ -1,1 +1,1 @@
-"""What a step does with gradients, whatever the framework: the ways of training, and what each cannot be combined with."""
+"""What a step does with samples and gradients, whatever the framework: the ways of training, and what each cannot be combined with."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ringtrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # loaded by those who average
-    from ringtrain.averaging.outer import Outer
-    from ringtrain.averaging.period import Period
+    from ringtrain._training.averaging.outer import Outer
+    from ringtrain._training.averaging.period import Period
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class LocalSteps(Mode):
     ``compression`` is then that of the changes. ``synchronize()`` averages at once, as evaluating and saving need it, on all
     ranks after the same step; ``join()`` is for a rank that has no more data; ``count_samples(n)`` before a step says what
     that weighs. All ranks wrap their optimizers together, and hear whether they have the same arguments.
-    docs/slow-networks.md says more.
+    docs/local-steps.md says more.
 
     Args:
         every: steps from one average to the next.
@@ -116,7 +116,7 @@ class LocalSteps(Mode):
     named_buffers: Iterable[tuple[str, Any]] = ()
 
     def __post_init__(self) -> None:
-        from ringtrain.averaging.outer import checked_outer
+        from ringtrain._training.averaging.outer import checked_outer
 
         super().__post_init__()
         object.__setattr__(self, "outer", checked_outer(self.outer))
@@ -133,14 +133,15 @@ class LocalSteps(Mode):
 
     def period(self) -> "Period":
         """Counts the steps of one worker."""
-        from ringtrain.averaging.period import Period
+        from ringtrain._training.averaging.period import Period
 
         return Period(self.every, self.warmup, self.fragments, self.overlap, self.merge)
 
     @property
     def columns(self) -> list[str]:
-        """With that of hosts as workers."""
-        return [self.name, *([] if self.within_host is None else ["within_host"])]
+        """With those of hosts as workers, and of buffers."""
+        options = {"within_host": self.within_host is not None, "named_buffers": bool(self.named_buffers)}
+        return [self.name, *(option for option, is_given in options.items() if is_given)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class OneStepLate(Mode):
 
     So a step takes the longer of computing and sending. ``step()`` does all of it; ``flush()`` applies what is left, before
     the model is evaluated or saved; ``synchronize()`` before a step puts what it is going to apply into the gradients, to be
-    clipped. docs/slow-networks.md says more.
+    clipped. docs/one-step-late.md says more.
 
     Args:
         replicas: as for all modes; ``"equal"`` or ``"differ"``.

@@ -36,6 +36,7 @@ TRAITS = {
     "local layers": Trait("local layers or variables", is_argument=False),
     "float8": Trait("float8 layers", is_argument=False),
     "sharded embedding": Trait("rows of a sharded embedding of PyTorch", is_argument=False),
+    "ShardedEmbedding": Trait("ShardedEmbedding of Keras", is_argument=False),
     "apex": Trait("copies of parameters by NVIDIA Apex", is_argument=False),
     "elastic.State": Trait("elastic.State, whose steps survive", is_argument=False),
     "survives on the host": Trait("elastic.State or Elastic, of TensorFlow and Keras", is_argument=False),
@@ -55,6 +56,8 @@ TRAITS = {
 _CHANGES = "ranks send what they have changed, not gradients"
 _EARLY = "gradients that travel are of this step, those that are applied of the step before"
 _SHARES = "each rank has a share of the sum alone"
+_FRAMEWORKS_OWN = "gradients lie where their framework has put them"
+_PROGRAM = "a compiled step belongs to the world in which it was made"
 
 # By column: a mode, an option of one, or an argument that is an algorithm of its own.
 NEEDS: Mapping[str, Mapping[str, str]] = {
@@ -62,6 +65,10 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     "gradient_as_bucket_view": {
         "own compression": "it takes gradients one by one",
         "powersgd": "it takes gradients one by one",
+        "keras": _FRAMEWORKS_OWN,
+        "tape": _FRAMEWORKS_OWN,
+        "jax": _FRAMEWORKS_OWN,
+        "tf1": _FRAMEWORKS_OWN,
     },
     "LocalSteps": {
         "sum": f"{_CHANGES}, and the sum of them is no step",
@@ -78,6 +85,9 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "tape": "the script itself updates; use an optimizer of Keras, or ringtrain.PeriodicAverage",
         "jax": "it sees gradients, not what a step has changed; use ringtrain.PeriodicAverage",
         "tf1": "it has no place to count updates; use an optimizer of Keras",
+    },
+    "named_buffers": {
+        "keras": "fit finds the model's statistics; in a loop of your own call optimizer.average_also(variables)",
     },
     "within_host": {
         "process set": "a host is one worker of the world",
@@ -117,6 +127,13 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "not elementwise": "a rank updates a part of a parameter",
         "differentiable": "the update is made over shares",
         "device": "shares are dealt out in the host's memory",
+    },
+    "KERAS_BACKEND=jax": {
+        "own compression": "compiled steps send gradients as the core compresses them",
+        "ShardedEmbedding": "a compiled step has arrays of fixed shapes, and rows come in any number",
+        "KerasState": _PROGRAM,
+        "survives on the host": _PROGRAM,
+        "elastic.State": _PROGRAM,
     },
     "op=Adasum": {
         "averaged passes": "no gradients are sent; leave it out",

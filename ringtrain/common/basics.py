@@ -7,7 +7,7 @@ says the same as the functions of ``ringtrain``.
 from typing import Any
 
 import ringtrain
-from ringtrain import probes
+from ringtrain._bootstrap import probes
 
 __all__ = ["HorovodBasics"]
 

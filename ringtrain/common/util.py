@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
+from ringtrain._binding.options import environment, resolve
+from ringtrain._bootstrap.nccl import libraries
+from ringtrain._bootstrap.probes import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
+from ringtrain._training.arguments import chosen_op
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import chosen_op
-from ringtrain.nccl import libraries
-from ringtrain.options import environment, resolve
-from ringtrain.probes import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
 
 __all__ = [
     "EXTENSIONS", "ccl_built", "check_extension", "check_installed_version", "cuda_built", "ddl_built", "env",
@@ -33,7 +33,11 @@ _cache = functools.cache  # private in Horovod too, and imported by programs all
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
-    """Returns: the one native library serves every framework, and was loaded when ringtrain was imported."""
+    """Returns at once: the one native library serves every framework, and was loaded when ringtrain was imported.
+
+    Args:
+        ext_name, ext_env_var, pkg_path, args: accepted for Horovod's sake.
+    """
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -46,7 +50,11 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether tensors on a GPU can be sent; the same for every framework."""
+    """Whether tensors on a GPU can be sent; the same for every framework.
+
+    Args:
+        ext_base_name, verbose: accepted for Horovod's sake.
+    """
     return bool(libraries(resolve({}))["cuda"][0])
 
 

@@ -40,3 +40,8 @@ __all__ = [
     "BatchSampler", "HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "TransparentState",
     "WorldChangedError", "run", "run_fn",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -4,7 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ringtrain import membership
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
 from ringtrain.elastic.state import State
 from ringtrain.elastic.worlds import can_go_on, next_world
 from ringtrain.errors import HostsUpdatedInterrupt, UnsupportedError
@@ -62,6 +63,7 @@ def run_fn(
                 state.sync()
                 if (member := membership.current()) is not None:
                     member.got_state()
+                    current().await_state_from(current().size)
                 return func(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
                 if membership.current() is None:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._training.guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.state import State
 from ringtrain.elastic.transaction import Training, Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.guard import Part, under_way
-from ringtrain.pending import Operation
-from ringtrain.process_sets import ProcessSet
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ given up when another dealing begins, and dealt there. So ranks may have drawn a
 
 from collections.abc import Collection, Sequence
 
-from ringtrain._native import CData, counted, ffi, lib, made, require
+from ringtrain._binding._native import CData, counted, ffi, lib, made, require
 
 _POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
 _ALL = -1

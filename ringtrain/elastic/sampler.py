@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringtrain import membership, sharding
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._training import sharding
 from ringtrain.elastic.adapters import register
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
 from ringtrain.elastic.reading import Reader
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.objects import allgather_object, broadcast_object
 
 _STATES, _OUTLINES = "ringtrain.elastic.samplers", "ringtrain.elastic.sampler_outlines"
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ringtrain.durable import replaced
+from ringtrain._binding.durable import replaced
 from ringtrain.elastic.likeness import is_made_of
 from ringtrain.errors import InvalidArgumentError
 

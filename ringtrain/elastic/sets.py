@@ -11,10 +11,10 @@ have is lost. A rank that joins has made as many sets before the loop as the oth
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ringtrain.context import Context, Peer, current, is_initialized
+from ringtrain._runtime.context import Context, Peer, current, is_initialized
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.process_sets import ProcessSet, add_process_set
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet, add_process_set
 
 Rule = Callable[[int], Sequence[Sequence[int]]]
 _SETS = "ringtrain.elastic.sets"

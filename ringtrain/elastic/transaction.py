@@ -21,9 +21,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ringtrain._native import CData, counted, ffi, lib, made, require
-from ringtrain.buffers import as_buffer
-from ringtrain.context import Context, current
+from ringtrain._binding._native import CData, counted, ffi, lib, made, require
+from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.log import logger
+from ringtrain._bootstrap.membership import Member
+from ringtrain._runtime import error_feedback
+from ringtrain._runtime.context import Context, current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Max, allgather, allreduce
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import global_process_set, id_of
+from ringtrain._training import guard
+from ringtrain._training.guard import Part, Result, awaited
 from ringtrain.elastic.likeness import Outline, refusal, unlike
 from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
@@ -35,14 +44,6 @@ from ringtrain.errors import (
     RingtrainError,
     WorldChangedError,
 )
-from ringtrain.gradients import guard
-from ringtrain.gradients.guard import Part, Result, awaited
-from ringtrain.log import logger
-from ringtrain.membership import Member
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Max, allgather, allreduce
-from ringtrain.pending import Operation
-from ringtrain.process_sets import global_process_set, id_of
 
 _ROW = "ringtrain.elastic.standing"
 _PLACE = "ringtrain.elastic.place"
@@ -51,6 +52,7 @@ _PAUSE = "ringtrain.elastic.pause"
 _OUTLINE = "ringtrain.elastic.outline"
 _DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
+_ALL_BITS = 0xFFFFFFFF  # of a checksum
 
 
 class _Stage(IntEnum):
@@ -162,7 +164,7 @@ class Transaction:
             try:
                 if not held:
                     held.append((yield from attempt()))
-                    lib.rt_steps_hold(self._steps, part_of(held[0]))
+                    self._hold(part_of(held[0]))
                 yield from self._agree()
                 self._release()
                 return held[0]
@@ -175,6 +177,14 @@ class Transaction:
                 return held[0]
             held.clear()
             take_back()
+
+    def _hold(self, part: Part) -> None:
+        if self._context is None and part is not Part.NOTHING:
+            raise InvalidArgumentError(
+                "elastic.State: a step belongs within its loop, where ranks that join would be, but was made before. Begin "
+                "`for epoch in state.epochs(count):`, or fit with Elastic, first."
+            )
+        lib.rt_steps_hold(self._steps, part)
 
     def use_within(self, attempt: Callable[[], Generator[Operation, None, Result]]) -> Result:
         """Has results that are used before the open window ends; all ranks ask for the same ones, in one order.
@@ -214,11 +224,11 @@ class Transaction:
             finally:
                 self._survives = False
 
-        turns = -1 if self._context is None else self._context.residual_turns
+        turns = -1 if self._context is None else error_feedback.turns(self._context)
 
         def take_back() -> None:  # what compression has lost of results that are given up
             if self._context is not None:
-                self._context.take_back_residuals(id_of(global_process_set), "", turns)
+                error_feedback.take_back(self._context, id_of(global_process_set), "", turns)
 
         result = awaited(self.run(attempt, lambda _: part, take_back))
         if isinstance(result, ProcessSetLostError):
@@ -247,15 +257,21 @@ class Transaction:
         Raises:
             MismatchError: on all of them, if they have drawn differently: a wrong average now, and later a standstill.
         """
-        drawn = np.frombuffer(zlib.crc32(self._training.drawn().encode()).to_bytes(4, "little"), np.uint8)
-        said = np.concatenate([np.array([self._member.wants_pause], np.uint8), drawn, 255 - drawn])
+        drawn = zlib.crc32(self._training.drawn().encode())
+        said = np.frombuffer(
+            bytearray(
+                (self._member.wants_pause, *drawn.to_bytes(4, "little"), *(_ALL_BITS - drawn).to_bytes(4, "little"))
+            ),
+            np.uint8,
+        )
         buffers = [as_buffer(said)]
         operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max", waits=True)
         while not operation.finished():
             yield operation
         operation.wait()
-        self._pauses = bool(said[0])
-        if (said[1:5] != 255 - said[5:]).any():
+        heard = said.tobytes()
+        self._pauses = bool(heard[0])
+        if int.from_bytes(heard[1:5], "little") + int.from_bytes(heard[5:], "little") != _ALL_BITS:
             raise MismatchError(self._unlike_draws())
 
     def _unlike_draws(self) -> str:
@@ -278,6 +294,8 @@ class Transaction:
         return True
 
     def _release(self) -> None:
+        if self._joiners:
+            current().await_state_from(current().size)
         self._joiners = ()
         require(lib.rt_steps_release(self._steps))
         self._carry_out()
@@ -325,7 +343,7 @@ class Transaction:
         context = current()
         context.awaits_gpus = True
         if self._context is not None and self._context is not context:
-            context.inherit_residuals(self._context)
+            error_feedback.inherit(context, self._context)
         self._context = context
         require(lib.rt_steps_enter_world(self._steps, context.world, context.size, context.rank))
         self._training.enter_world()

@@ -16,21 +16,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain import membership, operations
-from ringtrain.context import Context, current, is_initialized
+from ringtrain._binding.log import logger
+from ringtrain._bootstrap import membership
+from ringtrain._runtime import operations
+from ringtrain._runtime.context import Context, current, is_initialized
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.operations import Average, Compression
+from ringtrain._runtime.stalls import long_phase
+from ringtrain._training.guard import Part
+from ringtrain._training.watch import Comparison
 from ringtrain.elastic.adapters import Adapter, adapter_of, enter_world
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
 from ringtrain.elastic.sets import Rule
+from ringtrain.elastic.state import State
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.guard import Part
-from ringtrain.gradients.watch import Comparison
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import Average, Compression
-from ringtrain.stalls import long_phase
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
@@ -414,7 +416,11 @@ class TransparentState(LosslessState):
     # ---- for those who have a loop of their own, such as fit ----
 
     def enter(self) -> None:
-        """Takes the state of rank 0, at the first call; on all ranks, and for those that join with what they go on with."""
+        """Takes the state of rank 0, at the first call; on all ranks, and for those that join with what they go on with.
+
+        Raises:
+            InvalidArgumentError: a folder of ``save_every`` has files of later steps than this one.
+        """
         if self._has_entered:
             return
         self._has_entered = True
@@ -458,7 +464,11 @@ class TransparentState(LosslessState):
         sampler.follow(self)
 
     def before_draw(self) -> None:
-        """The sampler draws for the next step: ranks join and leave here."""
+        """The sampler draws for the next step: ranks join and leave here.
+
+        Raises:
+            InvalidArgumentError: it is read before the loop.
+        """
         if not self._has_entered:
             raise InvalidArgumentError(
                 "elastic.State: its sampler must be read in the loop over epochs(), but is read before it, where ranks that join "
@@ -574,6 +584,9 @@ def surviving(function: Callable[[], Result]) -> Result:
     """``survive`` of that state; the plain function without one."""
     state = followed()
     return function() if state is None else state.survive(function)
+
+
+State.with_values = TransparentState
 
 
 def _only_sampler(values: Iterable[Any]) -> BatchSampler | None:

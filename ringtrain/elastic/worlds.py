@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from ringtrain import membership
+from ringtrain._bootstrap import membership
+from ringtrain._bootstrap.start import init, shutdown
 from ringtrain.errors import ClosedError, ForkedError, PeerLostError, ProcessSetLostError, RingtrainError
-from ringtrain.start import init, shutdown
 
 _signs: list[Callable[[Exception], bool]] = []
 

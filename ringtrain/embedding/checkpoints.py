@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.durable import replaced
+from ringtrain._binding.durable import replaced
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Max, allreduce
 from ringtrain.embedding.kept_rows import KeepsRows, copied
 from ringtrain.errors import InternalError
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Max, allreduce
 
 _TOLD, _COPIED, _COMMITTED = (f"ringtrain.elastic.rows.{each}" for each in ("told", "copied", "committed"))
 

@@ -13,8 +13,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from ringtrain.averaging.hosts import Place, ranks_by_host
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Max, allreduce
+from ringtrain._runtime.pending import Operation
+from ringtrain._training.adapter.hosts import Place, ranks_by_host
+from ringtrain._training.guard import under_way
 from ringtrain.elastic.transparent import followed
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
@@ -22,10 +26,6 @@ from ringtrain.embedding.layout import Layout, laid_out, lost, sources, words_fo
 from ringtrain.embedding.moves import Move
 from ringtrain.embedding.storage import Rows
 from ringtrain.errors import InternalError, RingtrainError, RowsLostError
-from ringtrain.gradients.guard import under_way
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Max, allreduce
-from ringtrain.pending import Operation
 
 Result = TypeVar("Result")
 _AT_ONCE = 1 << 16  # rows that are copied at a time

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ringtrain._runtime.operations import alltoall
 from ringtrain.embedding.layout import NOBODY, Layout
-from ringtrain.operations import alltoall
 
 _AT_ONCE = 1 << 16  # rows of the whole table that move at a time
 _COUNT = np.dtype(np.int32)

@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._binding.log import logger
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain._training.guard import under_way
 from ringtrain.embedding import checkpoints, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
@@ -22,11 +27,6 @@ from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.embedding.waiting import Waiting, nothing, together
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.guard import under_way
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
 _DTYPE = np.dtype(np.float32)
 _CAME, _TAKEN = "gradients that came", "gradients of an update"  # names that no rule uses

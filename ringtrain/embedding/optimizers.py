@@ -54,7 +54,12 @@ class RowOptimizer:
 
 @dataclasses.dataclass
 class SGD(RowOptimizer):
-    """``row -= lr * gradient``, or with ``momentum`` of the rows that have a gradient, ``torch.optim.SGD``'s."""
+    """``row -= lr * gradient``, or with ``momentum`` of the rows that have a gradient, ``torch.optim.SGD``'s.
+
+    Args:
+        lr: the learning rate.
+        momentum: of the rows that have a gradient; 0 for none.
+    """
 
     momentum: float = 0.0
     STATE: ClassVar[Mapping[str, bool]] = {"momentum_buffer": False}
@@ -68,7 +73,13 @@ class SGD(RowOptimizer):
 
 @dataclasses.dataclass
 class Adagrad(RowOptimizer):
-    """``torch.optim.Adagrad``."""
+    """``torch.optim.Adagrad``, of the rows that have a gradient.
+
+    Args:
+        lr: the learning rate.
+        eps: is added to the root, against a division by zero.
+        initial_accumulator_value: what the sums of squares begin with.
+    """
 
     eps: float = 1e-10
     initial_accumulator_value: float = 0.0
@@ -87,7 +98,11 @@ class Adagrad(RowOptimizer):
 
 @dataclasses.dataclass
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one number for each row: it grows by the mean of the squares of the row's gradient."""
+    """Adagrad with one number for each row: it grows by the mean of the squares of the row's gradient.
+
+    Args:
+        lr, eps, initial_accumulator_value: as for ``Adagrad``.
+    """
 
     STATE: ClassVar[Mapping[str, bool]] = {"sum": True}
 
@@ -97,7 +112,13 @@ class RowWiseAdagrad(Adagrad):
 
 @dataclasses.dataclass
 class SparseAdam(RowOptimizer):
-    """``torch.optim.SparseAdam``."""
+    """``torch.optim.SparseAdam``, of the rows that have a gradient.
+
+    Args:
+        lr: the learning rate.
+        beta1, beta2: how much of the averages of gradients and of their squares stays in a step.
+        eps: is added to the root, against a division by zero.
+    """
 
     lr: float = 0.001
     beta1: float = 0.9

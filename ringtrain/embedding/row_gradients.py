@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import allgather
+from ringtrain._runtime.process_sets import global_process_set
 from ringtrain.embedding.kept_rows import Kept, kept_here
 from ringtrain.embedding.moves import Sums, with_copies
 from ringtrain.embedding.trips import Trip
 from ringtrain.errors import MismatchError, WorldChangedError
-from ringtrain.operations import allgather
-from ringtrain.process_sets import global_process_set
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,7 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain import context as contexts
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.operations import Average, Sum, allreduce
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.elastic.transparent import TransparentState
 from ringtrain.embedding import checkpoints, initial, optimizers
 from ringtrain.embedding.dealing import Dealing
@@ -30,9 +33,6 @@ from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Trip, is_finite
 from ringtrain.embedding.waiting import Waiting, nothing, together
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import Average, Sum, allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 
 _MOST_TRIPS = 64  # whose gradients may still come; those of predictions never do
 _MOST_PASSES = 1000  # that wait for a step; where none comes, no optimizer has the layer

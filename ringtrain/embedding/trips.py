@@ -11,12 +11,12 @@ from typing import NoReturn
 
 import numpy as np
 
+from ringtrain._runtime.operations import alltoall
+from ringtrain._runtime.process_sets import ProcessSet, members_of, size_of
+from ringtrain._runtime.submission import preparing
 from ringtrain.embedding import plan
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import alltoall
-from ringtrain.process_sets import ProcessSet, members_of, size_of
-from ringtrain.submission import preparing
 
 Gather = Callable[[np.ndarray], np.ndarray]
 

@@ -32,3 +32,8 @@ def __getattr__(name: str) -> Any:
     )
     globals()["Trainer"] = made
     return made
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -9,9 +9,9 @@ import torch
 from accelerate.utils import DistributedType
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ringtrain._training.adapter.basics import is_initialized, size
 from ringtrain._training.mode import checked_mode
 from ringtrain._training.needs import check_needs
-from ringtrain.basics import is_initialized, size
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 

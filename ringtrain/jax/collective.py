@@ -1,10 +1,12 @@
-"""The collective operations as one primitive of JAX, and its rules: shapes, gradients, batches, and how it is compiled.
+"""The collective operations as primitives of JAX, and their rules: shapes, gradients, batches, and how they are compiled.
 
 A program calls our library's handler (``library``), which submits to the core and completes a future of XLA's: no thread
 waits, so operations that do not depend on each other are under way together, in any order on each rank. Outside of
-programs the primitive performs the operation at once.
+programs a primitive performs the operation at once. There is one for an array, and one for several that are reduced
+together, all or nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +15,13 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringtrain import operations, tables
-from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
+from ringtrain._binding import tables
+from ringtrain._runtime import operations
+from ringtrain._runtime.operations import Average
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.jax import names
 from ringtrain.jax.library import TARGET
-from ringtrain.operations import Average
 
 
 class Call(NamedTuple):
@@ -86,7 +89,7 @@ class Call(NamedTuple):
         return shape
 
     def arguments(self) -> dict[str, Any]:
-        """What the function of ``ringtrain.operations`` takes beside the array; the process set is this call itself."""
+        """What the function of ``ringtrain._runtime.operations`` takes beside the array; the process set is this call itself."""
         taken: dict[str, Any] = {"name": self.name, "process_set": self}
         row = tables.OPERATIONS[self.operation]
         if row.reduces:
@@ -119,8 +122,13 @@ def collective(array: Any, call: Call) -> Any:
     return _primitive.bind(array, call=call)
 
 
+def together(arrays: Sequence[Any], call: Call) -> list[Any]:
+    """The results of an allreduce of several arrays, as one operation; likewise."""
+    return _group.bind(*arrays, call=call)
+
+
 def in_reach(array: jax.Array) -> Any:
-    """The array as ``ringtrain.operations`` takes it: from the host's memory as NumPy's, whose results JAX takes silently."""
+    """The array as ``ringtrain._runtime.operations`` takes it: from the host's memory as NumPy's, whose results JAX takes silently."""
     is_on_host = not hasattr(array, "devices") or all(device.platform == "cpu" for device in array.devices())
     return np.asarray(array) if is_on_host else array
 
@@ -141,18 +149,22 @@ def _shape(array: Any, *, call: Call) -> Any:
 def _differentiate(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
     (array,), (tangent,) = primals, tangents
     result = collective(array, call)
+    return result, _tangent(result, tangent, call)
+
+
+def _tangent(result: Any, tangent: Any, call: Call) -> Any:
     if type(tangent) is ad.Zero:
-        return result, ad.Zero.from_primal_value(result)
+        return ad.Zero.from_primal_value(result)
     if tables.OPERATIONS[call.operation].reduces and not is_linear(call.reduction):
         raise UnsupportedError(
             f"gradient of {call}: gradients need op Average or Sum, but it is "
             f"{tables.REDUCTION_BY_ID[call.reduction].capitalize()}. Use jax.lax.stop_gradient before the operation."
         )
-    return result, collective(tangent, call.named(".tangent"))
+    return collective(tangent, call.named(".tangent"))
 
 
 def _transpose(gradient: Any, array: Any, *, call: Call) -> list[Any]:
-    """The gradient on its way back; ``ringtrain.adjoints`` says which, for every adapter."""
+    """The gradient on its way back; ``ringtrain._training.adapter.adjoints`` says which, for every adapter."""
     if type(gradient) is ad.Zero:
         return [ad.Zero(array.aval)]
     adjoint = adjoint_of(call.operation)
@@ -184,13 +196,39 @@ def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
     return collective(jnp.moveaxis(array, dimension, 1), call), 1
 
 
-def _compile(context: mlir.LoweringRuleContext, array: Any, *, call: Call) -> Any:
+# ---- of several arrays ----
+
+
+def _perform_together(*arrays: Any, call: Call) -> list[jax.Array]:
+    results = getattr(operations, f"grouped_{call.operation}")([in_reach(each) for each in arrays], **call.arguments())
+    return [jnp.asarray(each) for each in results]
+
+
+def _shapes(*arrays: Any, call: Call) -> list[Any]:
+    return [_shape(each, call=call) for each in arrays]
+
+
+def _differentiate_each(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
+    """Tangents travel one by one: of many there are none."""
+    results = together(primals, call)
+    each = [call.named(f".{place}") for place in range(len(results))]
+    return results, list(map(_tangent, results, tangents, each))
+
+
+def _batch_each(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, Any]:
+    return together(arrays, call), dimensions
+
+
+# ---- how they are compiled ----
+
+
+def _compile(context: mlir.LoweringRuleContext, *arrays: Any, call: Call) -> Any:
     if call.name is not None:
         call = call._replace(name=names.claim_in_program(context.module_context.keepalives, call.name))
-    return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, array, **call.attributes())
+    return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, *arrays, **call.attributes())
 
 
-def _refuse(context: mlir.LoweringRuleContext, _array: Any, *, call: Call) -> Any:
+def _refuse(context: mlir.LoweringRuleContext, *_arrays: Any, call: Call) -> Any:
     platforms = ", ".join(context.module_context.platforms)
     raise UnsupportedError(
         f"{call}: programs of JAX must be compiled for cpu, but this one is for {platforms}. Set JAX_PLATFORMS=cpu, or "
@@ -204,5 +242,12 @@ _primitive.def_abstract_eval(_shape)
 ad.primitive_jvps[_primitive] = _differentiate
 ad.primitive_transposes[_primitive] = _transpose
 batching.primitive_batchers[_primitive] = _batch
-mlir.register_lowering(_primitive, _refuse)
-mlir.register_lowering(_primitive, _compile, platform="cpu", cacheable=False)  # each time under a name of its own
+_group = Primitive("ringtrain_group")
+_group.multiple_results = True
+_group.def_impl(_perform_together)
+_group.def_abstract_eval(_shapes)
+ad.primitive_jvps[_group] = _differentiate_each
+batching.primitive_batchers[_group] = _batch_each
+for _each in (_primitive, _group):
+    mlir.register_lowering(_each, _refuse)
+    mlir.register_lowering(_each, _compile, platform="cpu", cacheable=False)  # each time under a name of its own

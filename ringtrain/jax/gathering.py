@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain.jax.operations import allgather
-from ringtrain.process_sets import ProcessSet, global_process_set, size_of
 
 
 def gather_with_gradient(

@@ -1,7 +1,7 @@
 """Our library for XLA: which releases of JAX it serves, its handler, and its two links to the core.
 
 ``native/jax`` is the source. XLA calls its handler for every operation of a compiled program (``TARGET``). The library
-gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and contexts by slot (``ringtrain.slots``).
+gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and contexts by slot (``ringtrain._training.adapter.slots``).
 A second handler (``REST``) counts down in which steps a program need not call Python (``watching``).
 """
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import jax
 
-from ringtrain import exits
+from ringtrain._runtime import exits
+from ringtrain._training.adapter.slots import Slots, core_functions
 from ringtrain.errors import UnsupportedError
-from ringtrain.slots import Slots, core_functions
 
 TARGET, REST = "ringtrain_collective", "ringtrain_rest"
 OLDEST_RELEASE = "0.7.2"  # of those that were tried

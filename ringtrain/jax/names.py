@@ -22,11 +22,11 @@ _claimed: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictio
 
 def claim(label: str) -> str | None:
     """A name for an operation of the program that is being traced; None where none is."""
-    program = _program()
-    if program is None:
+    traced = program()
+    if traced is None:
         return None
-    name = f"{program.frame.debug_info.func_name}/{label}"
-    claimed = _claimed.setdefault(program, Counter())
+    name = f"{traced.frame.debug_info.func_name}/{label}"
+    claimed = _claimed.setdefault(traced, Counter())
     claimed[name] += 1
     return f"{name}.{claimed[name]}" if claimed[name] > 1 else name
 
@@ -55,7 +55,7 @@ class _Claimed(set[str]):
 
 def tracing() -> bool:
     """Whether a program is being traced, so that operations become part of it, whatever their arguments."""
-    return _program() is not None
+    return program() is not None
 
 
 def batching() -> bool:
@@ -68,10 +68,10 @@ def batching() -> bool:
     return False
 
 
-def _program() -> Any:
+def program() -> Any:
     """The outermost trace that makes a program; bodies of loops, and functions under ``grad``, have traces within it."""
-    trace, program = _core.trace_ctx.trace, None
+    trace, outermost = _core.trace_ctx.trace, None
     while trace is not None:
-        program = trace if hasattr(trace, "frame") else program
+        outermost = trace if hasattr(trace, "frame") else outermost
         trace = getattr(trace, "parent_trace", None)
-    return program
+    return outermost

@@ -1,31 +1,32 @@
-"""The collective operations for JAX, in the argument order of ``ringtrain.operations``.
+"""The collective operations for JAX, in the argument order of ``ringtrain._runtime.operations``.
 
 Inside ``jax.jit`` they become part of the program, where they are matched by name and may be under way by the hundred, in
 any order on each rank; there a failed one raises ``jax.errors.JaxRuntimeError`` with ringtrain's text when the result is
 used. Elsewhere they run at once and raise ringtrain's own errors. They work under ``grad``, ``jvp``, ``vmap``, ``scan``,
 ``cond`` and ``checkpoint``.
 
-The dtypes are those of ``ringtrain.operations``: floats, integers with and without sign, bool, complex numbers of which
+The dtypes are those of ``ringtrain._runtime.operations``: floats, integers with and without sign, bool, complex numbers of which
 there are sums and averages, and floats of 8 bits, which are moved only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ringtrain import arguments, operations, tables
-from ringtrain.context import check_name, current
+from ringtrain._binding import tables
+from ringtrain._runtime import arguments, operations
+from ringtrain._runtime.context import check_name, current
+from ringtrain._runtime.operations import Compression
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of
+from ringtrain._runtime.submission import preparing
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
-from ringtrain.jax.collective import Call, collective, in_reach
+from ringtrain.jax.collective import Call, collective, in_reach, together
 from ringtrain.jax.library import slots
-from ringtrain.operations import Compression
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of
-from ringtrain.submission import preparing
 
-__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "reducescatter"]
+__all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "reducescatter"]
 
 barrier = operations.barrier
 
@@ -58,10 +59,41 @@ def allreduce(
     return run("allreduce", tensor, name, process_set, compression=compression, **given)
 
 
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = Compression.none,
+) -> list[jax.Array]:
+    """``allreduce`` of several arrays as one operation, all or nothing; returns a list in their order.
+
+    A program then has one operation, which begins when all arrays are there.
+
+    Args:
+        tensors: as many on all ranks; their shapes and dtypes may differ from one to the next. The other arguments are those of
+            ``allreduce``.
+    """
+    given: dict[str, Any] = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    given["compression"] = compression
+    if not tensors:
+        return []
+    if not names.tracing() and not any(isinstance(each, jax.core.Tracer) for each in tensors):
+        with preparing("allreduce", name, process_set):
+            arrays = [in_reach(_array("allreduce", each)) for each in tensors]
+        results = operations.grouped_allreduce(arrays, name=name, process_set=process_set, **given)
+        return [jnp.asarray(each) for each in results]
+    arrays = [_array("allreduce", each) for each in tensors]
+    return together(arrays, _call("allreduce", name, process_set, **given))
+
+
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Concatenates the ranks' arrays along the first dimension, in rank order.
 
-    Inside ``jax.jit`` the first dimension must be the same on all ranks; elsewhere it may differ.
+    Inside ``jax.jit`` the first dimension must be the same on all ranks; elsewhere it may differ. Arguments and result are those of
+    ``ringtrain.allgather``.
     """
     return run("allgather", tensor, name, process_set)
 
@@ -69,7 +101,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> jax.Array:
-    """Returns the root's array on every rank. ``root_rank`` is a global rank."""
+    """Returns the root's array on every rank. Arguments are those of ``ringtrain.broadcast``."""
     return run("broadcast", tensor, name, process_set, root_rank=root_rank)
 
 
@@ -99,7 +131,7 @@ def reducescatter(
 
 
 def run(operation: str, tensor: Any, name: str | None, process_set: ProcessSet, **given: Any) -> jax.Array:
-    """The result of an operation, whose further arguments are those of its function in ``ringtrain.operations``."""
+    """The result of an operation, whose further arguments are those of its function in ``ringtrain._runtime.operations``."""
     return start(operation, tensor, name, process_set, **given)()
 
 

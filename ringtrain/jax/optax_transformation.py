@@ -2,15 +2,16 @@
 
 from typing import Any
 
+from ringtrain._runtime.operations import Compression
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.arguments import check_passes
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_passes
 from ringtrain.jax.accumulation import Accumulation
 from ringtrain.jax.trees import allreduce_gradients
+from ringtrain.jax.use import Use
 from ringtrain.jax.watching import Watching
-from ringtrain.operations import Compression
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 def DistributedGradientTransformation(
@@ -71,15 +72,24 @@ def DistributedGradientTransformation(
     check_needs(mode.columns, {"jax": True}, "DistributedGradientTransformation")
     check_passes(backward_passes_per_step, "DistributedGradientTransformation")
     watching = Watching(name, process_set) if mode.compares else None
+    use = Use(name, process_set, compression)
+
+    def init(params: Any) -> Any:
+        use.expect()
+        return inner.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
+        begin = use.note_update()
+
         def reduce() -> Any:
-            return allreduce_gradients(updates, op, name, prescale_factor, postscale_factor, process_set, compression)
+            return allreduce_gradients(updates, op, begin, prescale_factor, postscale_factor, process_set, compression)
 
         reduced = reduce() if watching is None else watching.watched(params, state, reduce)
         return inner.update(reduced, state, params, **extra)
 
     if backward_passes_per_step == 1:
-        return optax.GradientTransformationExtraArgs(inner.init, update)
-    accumulation = Accumulation(inner, update, backward_passes_per_step, average_aggregated_gradients)
+        return optax.GradientTransformationExtraArgs(init, update)
+    accumulation = Accumulation(
+        inner._replace(init=init), update, backward_passes_per_step, average_aggregated_gradients
+    )
     return optax.GradientTransformationExtraArgs(accumulation.init, accumulation.update)

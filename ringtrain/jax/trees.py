@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ringtrain._runtime.operations import Compression
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._runtime.submission import preparing
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
 from ringtrain.jax.operations import start
-from ringtrain.operations import Compression
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import preparing
 
 
 def allreduce_gradients(

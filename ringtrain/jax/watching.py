@@ -1,4 +1,4 @@
-"""``ringtrain.gradients.watch`` in steps of JAX: at once, or in a program, where nothing on the host waits for other ranks.
+"""``ringtrain._training.watch`` in steps of JAX: at once, or in a program, where nothing on the host waits for other ranks.
 
 A program makes its rows by itself. A call of the host, which costs a step more than all else, says now and then whether a look
 is asked for, and gives the digests of the parameters; operations of the program take the maxima. Gradients come out behind all
@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from ringtrain.gradients.drift import Settings, Words, digest_of
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ARRAYS, Forms, Watch, shortest
+from ringtrain._bootstrap.processors import kind_with_cores
+from ringtrain._runtime.operations import Max
+from ringtrain._runtime.process_sets import ProcessSet, is_alone
+from ringtrain._training.drift import Settings, Words, digest_of
+from ringtrain._training.session import Session
+from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest
 from ringtrain.jax import names
 from ringtrain.jax.library import REST, slots
 from ringtrain.jax.operations import start
-from ringtrain.operations import Max
-from ringtrain.process_sets import ProcessSet, is_alone
-from ringtrain.processors import kind_with_cores
 
 _CALLED = Words("broadcast_parameters()", "DistributedGradientTransformation")
 
@@ -33,7 +33,7 @@ def _processor() -> str:
     return kind_with_cores(f"jax {jax.__version__}", gpu)
 
 
-_FORMS = Forms(*ARRAYS[:2], _processor)
+FORMS = Forms(*ARRAYS[:2], _processor)
 
 
 class Watching:
@@ -70,40 +70,55 @@ class Watching:
             gradients = reduce()
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
             return gradients
-        return self._in_a_program(watch, settings, compared, reduce)
+        return watched_in_a_program(watch, process_set, settings, compared, reduce)
 
     def _watch(self) -> Watch:
         slot = slots.current()
         if slot not in self._watches:
-            self._watches[slot] = Watch(Session(self._process_set), self._name, _CALLED, _FORMS, first_look=1)
+            self._watches[slot] = Watch(Session(self._process_set), self._name, _CALLED, FORMS, first_look=1)
         return self._watches[slot]
 
-    def _in_a_program(
-        self, watch: Watch, settings: Mapping[str, Any], compared: Mapping[str, Any], reduce: Callable[[], Any]
-    ) -> Any:
-        own = _row(watch, settings)
-        most = self._maximum(own, f"{watch.name}.settings")
-        gradients = reduce()
-        names_of_settings, names_of_compared = list(settings), list(compared)
 
-        def look() -> Any:
-            def digests(most: Any, *arrays: Any) -> np.ndarray:
-                numbers, values = arrays[: len(names_of_settings)], map(np.asarray, arrays[len(names_of_settings) :])
-                told = _as_settings(names_of_settings, numbers)
-                return watch.digests(np.asarray(most), list(zip(names_of_compared, values, strict=True)), told)
+def watched_in_a_program(
+    watch: Watch,
+    process_set: ProcessSet,
+    settings: Mapping[str, Any],
+    compared: Mapping[str, Any],
+    reduce: Callable[[], Any],
+) -> Any:
+    """What ``reduce`` returns, in a program that fails where ranks do not step alike.
 
-            own = _on_host(digests, 16 * len(compared), [most, *settings.values(), *compared.values()])
-            found = self._maximum(own, f"{watch.name}.parameters")
-            return jax.lax.cond(_are_equal(found), lambda: jnp.array(True), lambda: _judged(watch))
+    Args:
+        watch: of whatever steps.
+        process_set: the ranks that step alike.
+        settings: numbers by name, of the program or known when it is traced.
+        compared: arrays by name.
+        reduce: the gradients of all ranks, as a tree.
+    """
+    own = _row(watch, settings)
+    most = _maximum(own, f"{watch.name}.settings", process_set)
+    gradients = reduce()
+    names_of_settings, names_of_compared = list(settings), list(compared)
 
-        # Behind the gradients: a small program runs one instruction after the other, and the look is the last of the step.
-        most = jax.lax.optimization_barrier((jax.lax.stop_gradient(gradients), most))[1]
-        quiet = _are_equal(most[:-1]) & (most[-1] == 0)
-        alike = jax.lax.cond(quiet, lambda: jnp.array(True), look)
-        return jax.lax.optimization_barrier((gradients, alike))[0]
+    def look() -> Any:
+        def digests(most: Any, *arrays: Any) -> np.ndarray:
+            numbers, values = arrays[: len(names_of_settings)], map(np.asarray, arrays[len(names_of_settings) :])
+            told = _as_settings(names_of_settings, numbers)
+            return watch.digests(np.asarray(most), list(zip(names_of_compared, values, strict=True)), told)
 
-    def _maximum(self, own: Any, name: str) -> Any:
-        return start("allreduce", own, names.claim(name) or name, self._process_set, op=Max)()
+        own = _on_host(digests, 16 * len(compared), [most, *settings.values(), *compared.values()])
+        found = _maximum(own, f"{watch.name}.parameters", process_set)
+        return jax.lax.cond(_are_equal(found), lambda: jnp.array(True), lambda: _judged(watch))
+
+    # Behind the gradients: a small program runs one instruction after the other, and the look is the last of the step.
+    most = jax.lax.optimization_barrier((jax.lax.stop_gradient(gradients), most))[1]
+    quiet = _are_equal(most[:-1]) & (most[-1] == 0)
+    alike = jax.lax.cond(quiet, lambda: jnp.array(True), look)
+    return jax.lax.optimization_barrier((gradients, alike))[0]
+
+
+def _maximum(own: Any, name: str, process_set: ProcessSet) -> Any:
+    return start("allreduce", own, names.claim(name) or name, process_set, op=Max)()
 
 
 def _hyperparameters(state: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ makes of it without ringtrain; an update that is begun when a model is saved sta
 LossScaleOptimizer one rank may skip a pass that the others count.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -32,20 +33,39 @@ class Accumulation:
         self._come: set[int] = set()  # variables that had a gradient since the last update
         self._traced: set[int] = set()  # variables that have one in a graph, which may run at any time
         self._variables: list[Any] = []  # keeps them, and so their ids, alive
+        self._apart = False
 
     def build(self, variables: Sequence[Any]) -> None:
         """Makes room for the gradients of these variables; must run outside of conditions in a graph."""
         if self.passes == 1:
             return
         if self._count is None:
-            self._count = keras.Variable(0, dtype="int64", trainable=False, name="accumulated_passes")
+            self._count = keras.Variable(0, dtype="int32", trainable=False, name="accumulated_passes")
+            self._count.stays_on_rank = True
         for variable in variables:
             if id(variable) not in self._sums:
                 dtype = keras.backend.standardize_dtype(variable.dtype)
-                self._sums[id(variable)] = keras.Variable(
+                total = self._sums[id(variable)] = keras.Variable(
                     initializer="zeros", shape=tuple(variable.shape), dtype=dtype, trainable=False, autocast=False
                 )
+                total.stays_on_rank = True
                 self._variables.append(variable)
+
+    @property
+    def carried(self) -> list[Any]:
+        """The count and the sums, where a step must be given them with the optimizer's variables to change them."""
+        if self._count is None or self._apart or not backend.carries_variables:
+            return []
+        return [self._count, *self._sums.values()]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A block in which they are not among the optimizer's variables: Keras' own, and files."""
+        before, self._apart = self._apart, True
+        try:
+            yield
+        finally:
+            self._apart = before
 
     def is_begun(self) -> bool:
         """Whether passes were added up that have not left yet."""
@@ -55,7 +75,7 @@ class Accumulation:
         """Drops a sum that is begun: another world's ranks have begun none."""
         if self._count is not None:
             for total in (self._count, *self._sums.values()):
-                total.assign(keras.ops.zeros_like(total))
+                total.assign(zeros_of(total))
         self._come.clear()
 
     def collect(self, gradients: list[Any], variables: Sequence[Any], reduce: Reduce) -> tuple[Any, list[Any]]:
@@ -78,7 +98,7 @@ class Accumulation:
             if self.average:
                 totals = [None if total is None else total / self.passes for total in totals]
             for total in sums:
-                total.assign(keras.ops.zeros_like(total))
+                total.assign(zeros_of(total))
             if not backend.is_traced():
                 self._come.clear()
             reduced = reduce(totals)
@@ -91,10 +111,10 @@ class Accumulation:
                 sums[place].assign_add(gradients[place])
             if not present:
                 present[:] = own
-            return [gradients[place] if place in own else keras.ops.zeros_like(sums[place]) for place in present]
+            return [gradients[place] if place in own else zeros_of(sums[place]) for place in present]
 
         results: list[Any] = [None] * len(gradients)
-        for place, result in zip(present, keras.ops.cond(full, leave, stay), strict=True):
+        for place, result in zip(present, backend.cond(full, leave, stay), strict=True):
             results[place] = result
         return full, results
 
@@ -104,7 +124,12 @@ class Accumulation:
         if gradient is not None:
             (self._traced if backend.is_traced() else self._come).add(identity)
             return keras.ops.cast(gradient, total.dtype)
-        return keras.ops.zeros_like(total) if identity in self._come or identity in self._traced else None
+        return zeros_of(total) if identity in self._come or identity in self._traced else None
+
+
+def zeros_of(variable: Any) -> Any:
+    """Zeros for a variable, of its shape and dtype; ``keras.ops.zeros_like`` takes none on JAX."""
+    return keras.ops.zeros(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
 
 
 def _places(gradients: Sequence[Any]) -> list[int]:

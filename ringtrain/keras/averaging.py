@@ -1,11 +1,13 @@
 """What an optimizer of local steps has beyond others: one class of methods for Keras 3 and tf_keras."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.keras.local_steps import AveragedVariables
 from ringtrain.keras.reduction import KerasReducer
+
+if TYPE_CHECKING:  # loaded by those who average
+    from ringtrain.keras.local_steps import AveragedVariables
 
 
 class AveragingMethods:
@@ -48,7 +50,7 @@ class AveragingMethods:
             self._local_steps.load(state)
 
     @property
-    def _local_steps(self) -> AveragedVariables | None:
+    def _local_steps(self) -> "AveragedVariables | None":
         return None if self._gradient_reduction is None else self._gradient_reduction.local_steps
 
     def _averages_variables(self, gradients: Any) -> bool:
@@ -62,9 +64,9 @@ class AveragingMethods:
             reduction.local_steps.synchronize()
         return True
 
-    def _know_all(self, local: AveragedVariables) -> None:
+    def _know_all(self, local: "AveragedVariables") -> None:
         assert self._gradient_reduction is not None
-        local.know(self._gradient_reduction.averaged_after_local_steps(self._trained()), True)
+        local.know(self._gradient_reduction.kinds.not_local(self._trained()), True)
 
     def _trained(self) -> Sequence[Any]:
         """The variables that the optimizer updates, in an order that all ranks share."""

@@ -1,9 +1,12 @@
-"""The framework under Keras 3: the module with the lines that differ between TensorFlow and PyTorch.
+"""The framework under Keras 3: the module with the lines that differ between TensorFlow, PyTorch and JAX.
 
-Both modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``, ``completed``, ``like``, ``here``, ``maxima``,
+The modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``, ``completed``, ``like``, ``here``, ``maxima``,
 ``keeps_residuals``, ``settle_residuals``, ``watch``, ``watched``, ``dataset``, ``wire_of``, ``on_host``, ``scopes``,
-``unconverted``, ``is_compiled`` and ``is_traced`` for gradients, ``operations_for``, ``tensor`` and ``own_name`` for values;
-``rows_of`` for tables; and ``hvd``, the adapter below.
+``unconverted``, ``is_compiled``, ``is_traced``, ``cond``, ``apply`` and ``is_given`` for gradients and the step around them,
+``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the
+adapter below, and ``Compression``. ``columns`` are those of ``_training.needs`` that hold for the framework;
+``compiles_operations`` says whether XLA can have operations between ranks, and ``carries_variables`` whether a step changes those
+of the optimizer alone.
 """
 
 import importlib
@@ -12,14 +15,18 @@ import keras
 
 from ringtrain.errors import UnsupportedError
 
-_MODULES = {"tensorflow": "ringtrain.keras.tensorflow_backend", "torch": "ringtrain.keras.torch_backend"}
+_MODULES = {
+    "tensorflow": "ringtrain.tensorflow.keras_backend",
+    "torch": "ringtrain.keras.torch_backend",
+    "jax": "ringtrain.keras.jax_backend",
+}
 
 
 def module_of(name: str) -> str:
     """The module for a backend of Keras. Raises UnsupportedError for those that have none."""
     if name not in _MODULES:
         raise UnsupportedError(
-            f"ringtrain.keras: expected Keras on {' or '.join(_MODULES)} but found it on '{name}'. "
+            f"ringtrain.keras: expected Keras on {', '.join(_MODULES)} but found it on '{name}'. "
             "Set KERAS_BACKEND to one of them before keras is imported."
         )
     return _MODULES[name]

@@ -1,4 +1,4 @@
-"""XLA and ``torch.compile``, which cannot compile the operations between ranks: switched off where Keras would use them.
+"""XLA and ``torch.compile``, where they cannot compile the operations between ranks: switched off where Keras would use them.
 
 Keras decides when a model is compiled, before anything of ringtrain's is asked, and builds its step in
 ``make_train_function``, which it offers for overriding. That is where a model with a distributed optimizer is noticed.
@@ -8,14 +8,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ringtrain.context import current
-from ringtrain.log import logger
-from ringtrain.process_sets import ProcessSet, members_of
+from ringtrain._binding.log import logger
+from ringtrain._runtime.context import current
+from ringtrain._runtime.process_sets import ProcessSet, members_of
+from ringtrain.keras.backends import backend
 
 
 def switch_off(model: Any, process_set: ProcessSet) -> bool:
     """Makes a model train without compilation, says so on the set's lowest rank, and returns whether it had any."""
-    if not model.jit_compile:
+    if backend.compiles_operations or not model.jit_compile:
         return False
     model.jit_compile = False
     if current().rank == members_of(process_set)[0]:

@@ -10,14 +10,14 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within
 from ringtrain.keras.replicas import unequal
-from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet, is_alone, members_of
 
 # Callbacks that write, and the attribute with the place. Classes of a user's own write as they say.
 PLACES = {
@@ -186,7 +186,7 @@ def compare_replicas(model: Any, always: bool) -> None:
     """``KerasReducer.compare_now`` for a model with a distributed optimizer."""
     reduction = reduction_within(model.optimizer)
     if reduction is not None:
-        reduction.compare_now(model.trainable_variables, always)
+        reduction.watching.compare_now(model.trainable_variables, always)
 
 
 def _that_reads(callback: Any, callback_class: Any) -> Any:

@@ -10,13 +10,14 @@ from typing import Any
 
 import keras
 
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.needs import check_needs
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.optimizers import SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.keras.backends import backend
 from ringtrain.keras.rows import check
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 __all__ = ["SGD", "Adagrad", "RowWiseAdagrad", "ShardedEmbedding", "SparseAdam"]
 
@@ -77,6 +78,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes this rank's rows; collective, but for an elastic job, where the first use does."""
+        check_needs(backend.columns, {"ShardedEmbedding": True}, f"ShardedEmbedding '{self.name}'")
         self.table = SelfUpdatingTable(self.name, self.input_dim, self.output_dim, **self._given)
         # Gradients flow to variables alone: this one leads them to the table, and its optimizer to the table's step.
         self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", dtype="float32", autocast=False)
@@ -135,3 +137,8 @@ def _look_at_models(model_class: Any) -> None:
 
 
 _look_at_models(keras.Model)
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -1,6 +1,6 @@
 """Local steps of a Keras optimizer: what its worker averages, in eager mode and in the graph of a ``tf.function``.
 
-``reduction.KerasReducer`` has one ``AveragedVariables`` for ``mode=LocalSteps(...)``; ``ringtrain.averaging`` decides and
+``reduction.KerasReducer`` has one ``AveragedVariables`` for ``mode=LocalSteps(...)``; ``ringtrain._training.averaging`` decides and
 averages. Values go to its arrays and come back as inputs and outputs of functions that run on the host, so that a graph
 keeps their order: the common copy takes them before the first update, and the average is written after the last one of
 a period.
@@ -12,44 +12,35 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._training.arrays import NUMPY
+from ringtrain._training.averaging.neighbours import set_of_this_host
+from ringtrain._training.averaging.shared import Role, Shared
+from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain._training.drift import Settings
 from ringtrain._training.mode import LocalSteps
-from ringtrain.averaging.neighbours import set_of_this_host
-from ringtrain.averaging.shared import Role
-from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain._training.session import Session
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.session import Session
 from ringtrain.keras.backends import backend
+from ringtrain.keras.stepping import CALLED, Stepping
 from ringtrain.keras.variables import own_name
-from ringtrain.process_sets import ProcessSet
 
 _BEGINS, _ENDS = 1, 2  # bits of what a step is in its period
-_HALVES = ("float16", "bfloat16")
 
 
-class _Staged:
-    """A variable's values on their way, as ``ringtrain.averaging`` takes them."""
+class _Staged(Shared):
+    """A variable's values on their way, as ``ringtrain._training.averaging`` takes them."""
 
     def __init__(self, name: str, variable: Any, is_trained: bool):
-        self.name = name
+        is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
+        super().__init__(NUMPY, name, Role.of(is_trained, is_float), lambda: self.array)
         self.variable = variable
-        dtype = keras.backend.standardize_dtype(variable.dtype)
-        is_float = "float" in dtype
-        self.role = Role.PARAMETER if is_trained else Role.STATISTIC if is_float else Role.COUNTER
         self.array = np.empty(0)
 
     def stage(self, values: np.ndarray) -> None:
         """Takes the values that the variable has now."""
         self.array = np.asarray(values)
-
-    def read(self) -> np.ndarray:
-        """The values, flat; 16 bits as float32."""
-        flat = np.ascontiguousarray(self.array).reshape(-1)
-        return flat.astype(np.float32) if flat.dtype.name in _HALVES else flat
-
-    def held(self, values: np.ndarray) -> np.ndarray:
-        """What the variable holds after ``write(values)``."""
-        return values.astype(self.array.dtype).astype(np.float32) if self.array.dtype.name in _HALVES else values
 
     def write(self, values: np.ndarray) -> None:
         """Puts values where the variable will get them from."""
@@ -63,15 +54,20 @@ class AveragedVariables:
         mode: how workers average, the same on all ranks.
         compression: of what they have changed.
         process_set: the ranks that do.
-        compared: what they step with, compared where they average; None where that may differ.
+        stepping: what they step with, compared where they average; None where nobody has said it.
     """
 
     def __init__(
-        self, mode: LocalSteps, compression: str, process_set: ProcessSet, compared: ComparedSettings | None = None
+        self,
+        mode: LocalSteps,
+        compression: str,
+        process_set: ProcessSet,
+        stepping: Callable[[], Stepping | None] = lambda: None,
     ):
         self.mode = mode
         self._compression = compression
-        self._compared = compared
+        self._stepping = stepping
+        self._rates: Sequence[np.ndarray] = ()  # of the step that averages
         self._process_set = process_set
         self._period = mode.period()
         self._known: dict[int, _Staged] = {}
@@ -91,18 +87,23 @@ class AveragedVariables:
 
     def asks_whether_it_warms_up(self) -> Any:
         """``warms_up`` when the step runs, as a boolean tensor of the graph."""
-        answer = backend.on_host(lambda: [np.array(self._period.warms_up)], [], ["bool"])[0]
+        answer = backend.on_host(lambda: [np.array(self._period.warms_up)], [], [((), "bool")])[0]
         return keras.ops.reshape(answer, ())
 
     def _require_worker(self) -> Worker:
         """Makes it at the optimizer's first use, on all ranks together, and compares what they have set."""
         if self._made is None:
             plan = Plan(self.mode.outer, self._compression, self.mode.within_host)
-            worker = Worker(Session(self._process_set), self._period, plan, "optimizer", self._compared)
+            compared = ComparedSettings(self._stepping_with, CALLED) if self.mode.compares else None
+            worker = Worker(Session(self._process_set), self._period, plan, "optimizer", compared)
             worker.compare_terms()
             self._neighbours = set_of_this_host() if self.mode.within_host is not None else None
             self._made = worker
         return self._made
+
+    def _stepping_with(self) -> Settings:
+        stepping = self._stepping()
+        return {} if stepping is None else stepping.all_settings(self._rates)
 
     # ---- steps ----
 
@@ -126,7 +127,12 @@ class AveragedVariables:
         """
         self._require_worker()
         samples, self._samples = self._samples, None
-        place = backend.on_host(self._begin_step, [used, -1 if samples is None else samples], ["int32"])[0]
+        given = self._given()
+
+        def begin(used: Any, samples: Any) -> list[np.ndarray]:
+            return self._begin_step(used, samples, len(given))
+
+        place = backend.on_host(begin, [used, -1 if samples is None else samples], [((), "int32")])[0]
         place = keras.ops.reshape(place, ())
         _when(keras.ops.equal(place % 2, _BEGINS), lambda: self._run(self._take, writes=False))
         update()
@@ -144,59 +150,65 @@ class AveragedVariables:
         require_local(self._require_worker())
         self._run(self._take_and(self._require_worker().join))
 
-    def _run(self, function: Callable[..., list[np.ndarray]], writes: bool = True) -> None:
-        """Runs a function of the variables' values on the host, and gives them what it returns."""
-        staged = list(self._known.values())
-        dtypes = [keras.backend.standardize_dtype(each.variable.dtype) for each in staged] if writes else []
-        results = backend.on_host(function, [_value_of(each.variable) for each in staged], dtypes)
+    def _given(self) -> list[_Staged]:
+        """What the step that runs can average. Statistics that it is not given wait for ``synchronize``, as with fragments."""
+        return [each for each in self._known.values() if backend.is_given(each.variable)]
+
+    def _run(self, function: "_OfValues", writes: bool = True) -> None:
+        """Runs a function of variables and their values on the host, and gives them what it returns."""
+        staged, known = self._given(), len(self._known)
+        variables = [each.variable for each in staged]
+        kinds = [(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for each in variables if writes]
+
+        stepping = self._stepping()
+        rate = None if stepping is None else stepping.rate()
+        rates = [] if rate is None else [keras.ops.convert_to_tensor(rate)]
+
+        def call(*values: np.ndarray) -> list[np.ndarray]:
+            self._require_known(known)
+            self._rates = values[: len(rates)]
+            return function(staged, values[len(rates) :])
+
+        results = backend.on_host(call, [*rates, *map(_value_of, variables)], kinds)
         for each, result in zip(staged, results, strict=False):
             each.variable.assign(keras.ops.reshape(result, tuple(each.variable.shape)))
 
     # ---- on the host ----
 
-    def _begin_step(self, used: Any, samples: Any) -> list[np.ndarray]:
+    def _begin_step(self, used: Any, samples: Any, given: int) -> list[np.ndarray]:
         """Counts the step; returns whether the common copy is to be taken before it, and whether a period ends with it."""
         worker = self._require_worker()
         if samples >= 0:
             self._period.count_samples(int(samples))
-        begins = not self._period.warms_up and worker.must_begin(len(self._known))
+        begins = not self._period.warms_up and worker.must_begin(given)
         ends = worker.note_step(bool(used))
         return [np.array(begins * _BEGINS + ends * _ENDS, np.int32)]
 
-    def _stage(self, values: Sequence[np.ndarray]) -> Worker:
-        worker = self._require_worker()
-        if len(values) != len(self._known):
+    def _require_known(self, count: int) -> None:
+        """Raises InvalidArgumentError in a graph that was made when fewer variables were known."""
+        if count != len(self._known):
             raise InvalidArgumentError(
-                f"apply '{worker.prefix}': all variables that are averaged must be known before a graph is made, but "
-                f"{len(self._known) - len(values)} came later. Call optimizer.build() with all, and average_also(), before."
+                f"apply '{self._require_worker().prefix}': all variables that are averaged must be known before a graph is made, but "
+                f"{len(self._known) - count} came later. Call optimizer.build() with all, and average_also(), before."
             )
-        for each, array in zip(self._known.values(), values, strict=True):
-            each.stage(array)
-        return worker
 
-    def _take(self, *values: np.ndarray) -> list[np.ndarray]:
-        self._stage(values).before_step(self._known.values())
+    def _take(self, staged: Sequence[_Staged], values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for each, array in zip(staged, values, strict=True):
+            each.stage(array)
+        self._require_worker().before_step(staged)
         return []
 
-    def _average(self, *values: np.ndarray) -> list[np.ndarray]:
-        return self._changed_by(self._stage(values).average)
+    def _average(self, staged: Sequence[_Staged], values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        for each, array in zip(staged, values, strict=True):
+            each.stage(array)
+        return _changed_by(self._require_worker().average, staged)
 
-    def _take_and(self, act: Callable[[], None]) -> Callable[..., list[np.ndarray]]:
-        def acting(*values: np.ndarray) -> list[np.ndarray]:
-            self._take(*values)
-            return self._changed_by(act)
+    def _take_and(self, act: Callable[[], None]) -> "_OfValues":
+        def acting(staged: Sequence[_Staged], values: Sequence[np.ndarray]) -> list[np.ndarray]:
+            self._take(staged, values)
+            return _changed_by(act, staged)
 
         return acting
-
-    def _changed_by(self, act: Callable[[], None]) -> list[np.ndarray]:
-        """What the variables are after averaging; where that fails they are the common copy, now."""
-        try:
-            act()
-        except BaseException:
-            for each in self._known.values():
-                each.variable.assign(each.array)
-            raise
-        return [each.array for each in self._known.values()]
 
     # ---- checkpoints ----
 
@@ -209,6 +221,20 @@ class AveragedVariables:
         self._require_worker().load(state)
 
 
+_OfValues = Callable[[Sequence[_Staged], Sequence[np.ndarray]], list[np.ndarray]]
+
+
+def _changed_by(act: Callable[[], None], staged: Sequence[_Staged]) -> list[np.ndarray]:
+    """What the variables are after averaging; where that fails they are the common copy, now."""
+    try:
+        act()
+    except BaseException:
+        for each in staged:
+            each.variable.assign(each.array)
+        raise
+    return [each.array for each in staged]
+
+
 def _value_of(variable: Any) -> Any:
     """A variable's value, as a tensor; that of TensorFlow's own variables is a method."""
     return variable.value() if callable(variable.value) else variable.value
@@ -219,4 +245,4 @@ def _when(condition: Any, action: Callable[[], None]) -> None:
         if bool(condition):
             action()
         return
-    keras.ops.cond(condition, action, lambda: None)
+    backend.cond(condition, action, lambda: None)

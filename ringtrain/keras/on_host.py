@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringtrain.gradients.on_host import HostReducer
+from ringtrain._training.on_host import HostReducer
 from ringtrain.keras.reduction import KerasReducer
 
 
@@ -42,11 +42,11 @@ class HostMethods:
             self._host.load_delayed_state(state, self._shapes())
 
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
-        """What ``Compression.powersgd``, or with ``OneStepLate`` ``int8`` and ``int4``, have lost and make up for in the next update.
+        """What ``Compression.powersgd``, ``int8`` and ``int4`` have lost and make up for in the next update; Keras' files lack it.
 
         On all ranks together, between two updates; a world of any size goes on with it.
         """
-        return {} if self._host is None else self._host.compression_state()
+        return {} if self._gradient_reduction is None else self._gradient_reduction.compression_state()
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Goes on with what ``compression_state`` has returned, on all ranks.
@@ -54,15 +54,15 @@ class HostMethods:
         Raises:
             InvalidArgumentError: it is something else, or of a model with other variables, or of another PowerSGD.
         """
-        if self._host is not None:
-            self._host.load_compression_state(state, self._shapes())
+        if self._gradient_reduction is not None:
+            self._gradient_reduction.load_compression_state(state, self._shapes())
 
     @property
     def _host(self) -> HostReducer | None:
         return None if self._gradient_reduction is None else self._gradient_reduction.host
 
     def _named(self) -> dict[str, Any]:
-        return {} if self._gradient_reduction is None else self._gradient_reduction.named(self._trained())
+        return {} if self._gradient_reduction is None else self._gradient_reduction.names.named(self._trained())
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(variable.shape) for name, variable in self._named().items()}

@@ -6,24 +6,25 @@ the reducing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import keras
 
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.arguments import check_passes, check_scaling, given_groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_passes, check_scaling, given_groups
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.on_host import HostMethods
-from ringtrain.keras.reduction import KerasReducer, Settings, when
+from ringtrain.keras.reduction import KerasReducer, when
 from ringtrain.keras.rows import check_all, combined_by, is_combined_by, settled
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain.keras.settings import Settings
 
 if TYPE_CHECKING:  # the user's class comes behind it
     _Optimizer: Any
@@ -167,12 +168,12 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
         "process set": settings.process_set is not global_process_set,
         "local layers": bool(settings.local_layers),
     }
-    check_needs([*settings.mode.columns, *(["Compression.powersgd"] if powersgd else [])], given)
+    check_needs([*settings.mode.columns, *(["Compression.powersgd"] if powersgd else []), *backend.columns], given)
     reduction = KerasReducer(settings, name)
     for kinds, make_distributed in _adapters:
         if isinstance(optimizer, kinds):
             make_distributed(optimizer, reduction)
-            reduction.step_with(optimizer)
+            reduction.watching.step_with(optimizer)
             return optimizer
     raise _not_an_optimizer(optimizer)
 
@@ -231,14 +232,45 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
             # The former may skip it, and the latter counts updates.
             if isinstance(self, keras.optimizers.LossScaleOptimizer) or reduction.settings.powersgd is not None:
                 reduction.settle(lambda: self._uses(grads))
-            with combined_by(reduction):
-                super(_Distributed, self).apply(grads, variables)
+            with combined_by(reduction), reduction.accumulation.apart():
+                backend.apply(super(_Distributed, self), self, grads, variables)
 
         local = reduction.local_steps
         if local is not None:
             self._know_all(local)
-            local.know(reduction.averaged_after_local_steps(variables), True)
+            local.know(reduction.kinds.not_local(variables), True)
         when(full, update if local is None else lambda: local.around(self._uses(grads), update))
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        """Keras' own, by way of ``apply``: that of a LossScaleOptimizer looks for infinities in gradients of this rank alone."""
+        reduction = self._gradient_reduction
+        if reduction is None or is_combined_by(reduction):
+            result: tuple[Any, Any] = super().stateless_apply(optimizer_variables, grads, trainable_variables)
+            return result
+        plain: Any = keras.optimizers.Optimizer
+        return plain.stateless_apply(self, optimizer_variables, grads, trainable_variables)
+
+    @property
+    def variables(self) -> list[Any]:
+        """Those of the user's class; on JAX, where a step is given all that it changes, with the sums of several passes."""
+        plain: list[Any] = list(super().variables)
+        if self._gradient_reduction is None or isinstance(getattr(self, "inner_optimizer", None), _Distributed):
+            return plain  # that one has them
+        return [*plain, *self._gradient_reduction.accumulation.carried]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes what the user's class does."""
+        with self._as_in_files():
+            super().save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what the user's class does."""
+        with self._as_in_files():
+            super().load_own_variables(store)
+
+    def _as_in_files(self) -> Any:
+        reduction = self._gradient_reduction
+        return nullcontext() if reduction is None else reduction.accumulation.apart()
 
     def _uses(self, gradients: Sequence[Any]) -> Any:
         """Whether ``apply`` uses gradients: a LossScaleOptimizer skips those that are not finite."""
@@ -282,13 +314,14 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             scale = self.dynamic_scale
             gradients = [gradient * keras.ops.cast(scale, gradient.dtype) for gradient in gradients]
-        with combined_by(self._gradient_reduction):
-            super().apply(gradients, variables)
+        assert self._gradient_reduction is not None
+        with combined_by(self._gradient_reduction), self._gradient_reduction.accumulation.apart():
+            backend.apply(super(), self, gradients, variables)
 
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
         if self._gradient_reduction is not None:
-            self._gradient_reduction.keep_local(variable)
+            self._gradient_reduction.kinds.keep_local(variable)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -1,100 +1,35 @@
 """Reduction of one Keras optimizer's gradients: which ones travel, under which names, and when.
 
 ``optimizer.DistributedOptimizer`` makes one ``KerasReducer`` for each optimizer. It decides; a backend
-(``tensorflow_backend``, ``torch_backend``) has the few lines that differ between the frameworks under Keras.
+(``tensorflow.keras_backend``, ``torch_backend``, ``jax_backend``) has the few lines that differ between the frameworks under Keras.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
-from ringtrain._training.mode import SYNCHRONOUS, LocalSteps, Mode, OneStepLate
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import id_of, is_alone
+from ringtrain._training import residuals
+from ringtrain._training.mode import LocalSteps
 from ringtrain._training.needs import check_needs
-from ringtrain.averaging.worker import ComparedSettings
-from ringtrain.context import current
+from ringtrain._training.on_host import HostReducer
+from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.drift import Settings as NamedSettings
-from ringtrain.gradients.on_host import HostReducer, HostSettings
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import Comparison, Watch
-from ringtrain.keras.accumulation import Accumulation
+from ringtrain.keras.accumulation import Accumulation, zeros_of
 from ringtrain.keras.backends import backend
-from ringtrain.keras.local_steps import AveragedVariables
+from ringtrain.keras.kinds import VariableKinds, is_overwritten
+from ringtrain.keras.naming import GradientNames
 from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.stepping import CALLED, Stepping
-from ringtrain.keras.variables import own_name, path_of
-from ringtrain.numbering import keep_number, next_number
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, is_alone
+from ringtrain.keras.settings import Settings
+from ringtrain.keras.watching import StepWatch
 
-_KIND = "optimizer"  # of objects that are numbered
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of ``DistributedOptimizer`` that say how gradients are combined."""
-
-    compression: Any = None
-    sparse_as_dense: bool = False
-    gradient_predivide_factor: float = 1.0
-    op: int = Average
-    backward_passes_per_step: int = 1
-    average_aggregated_gradients: bool = False
-    groups: Any = None
-    process_set: ProcessSet = global_process_set
-    local_layers: Sequence[Any] = ()
-    scale_local_gradients: bool = True
-    mode: Mode = SYNCHRONOUS
-
-    @property
-    def local(self) -> LocalSteps | None:
-        """How workers average, where that is the mode."""
-        return self.mode if isinstance(self.mode, LocalSteps) else None
-
-    @property
-    def late(self) -> bool:
-        """Whether an update applies the gradients of the one before."""
-        return isinstance(self.mode, OneStepLate)
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is nobody to combine with: a world of one, or a set that this rank is no member of."""
-        return is_alone(self.process_set) or not self.process_set.included()
-
-    @property
-    def travels(self) -> bool:
-        """Whether gradients go through the core: to others, or in a world of one to come back one step late."""
-        return not self.alone or (self.late and bool(self.process_set.included()))
-
-    @property
-    def powersgd(self) -> PowerSGD | None:
-        """How gradients are approximated; None if they are not."""
-        return self.compression if isinstance(self.compression, PowerSGD) else None
-
-    @property
-    def on_host(self) -> HostSettings | None:
-        """How they are reduced on the host; None where the backend does it."""
-        if self.powersgd is None and not self.late:
-            return None
-        return HostSettings(
-            averages=self.op == Average,
-            prescale=1.0 / self.gradient_predivide_factor,
-            postscale=self.gradient_predivide_factor,
-            compression="none" if self.powersgd is not None else backend.wire_of(self.compression) or "none",
-            powersgd=self.powersgd,
-            late=self.late,
-        )
-
-    def terms(self) -> dict[str, Any]:
-        """What ranks compare before ``fit``."""
-        powersgd = None if self.powersgd is None else repr(self.powersgd)
-        wire = None if self.powersgd is not None else backend.wire_of(self.compression)
-        return {"mode": self.mode.name, **self.mode.terms(), "powersgd": powersgd, "compression": wire}
+if TYPE_CHECKING:  # loaded by those who average
+    from ringtrain.keras.local_steps import AveragedVariables
 
 
 class KerasReducer:
@@ -102,6 +37,7 @@ class KerasReducer:
 
     Attributes:
         settings: how gradients are combined, the same on all ranks.
+        names: of the gradients. kinds: what becomes of each. watching: has ranks find that they step alike.
         accumulation: of the gradients of several passes.
         local_steps: of a worker that averages now and then; None where each step is exact, and in a world of one
             without an outer optimizer.
@@ -115,28 +51,19 @@ class KerasReducer:
             and settings.process_set.included()
             and (not is_alone(settings.process_set) or settings.local.outer is not None)
         )
-        self.local_steps = self._local_steps(settings.local) if averages and settings.local else None
+        self.local_steps: AveragedVariables | None = None
+        if averages and settings.local:
+            self.local_steps = self._local_steps(settings.local)
+        self.names = GradientNames(lambda: id_of(settings.process_set), name)
+        self.kinds = VariableKinds(settings.local_layers)
+        self.watching = StepWatch(settings, self.names, self.kinds)
         self._surrounded = False  # whether a LossScaleOptimizer was put around the distributed optimizer
-        self._name = name
-        self._local: list[Any] = []
-        self._names: dict[int, str] = {}
-        self._named: list[Any] = []  # keeps the variables, and so their ids, alive
-        self._stepping: Stepping | None = None
         self._skips = False  # whether a LossScaleOptimizer leaves out gradients that are not finite
 
-    @functools.cached_property
+    @property
     def prefix(self) -> str:
-        """Of all names that this optimizer submits: the user's word for it, and its number; asking for it is its first use.
-
-        Optimizers are numbered in that order, so a rank may make further ones, as rank 0 does that loads a file; and the
-        names of two never meet, whatever their models are called.
-        """
-        return f"{self._name or 'optimizer'}.{self._number}"
-
-    @functools.cached_property
-    def _number(self) -> int:
-        self._context = current()
-        return next_number(self._context, id_of(self.settings.process_set), _KIND)
+        """Of all names that this optimizer submits."""
+        return self.names.prefix
 
     @functools.cached_property
     def host(self) -> HostReducer | None:
@@ -151,52 +78,25 @@ class KerasReducer:
         """Remembers explicit ``synchronize()`` calls for the ``apply`` that follows."""
         return Pairing(self.prefix)
 
-    def _local_steps(self, mode: LocalSteps) -> AveragedVariables:
-        compared = ComparedSettings(self._stepping_with, CALLED) if mode.compares else None
+    def _local_steps(self, mode: LocalSteps) -> "AveragedVariables":
+        from ringtrain.keras.local_steps import AveragedVariables
+
         wire = backend.wire_of(self.settings.compression) or "none"
-        return AveragedVariables(mode, wire, self.settings.process_set, compared)
-
-    def _stepping_with(self) -> NamedSettings:
-        stepping = self._stepping
-        return {} if stepping is None else stepping.all_settings()
-
-    @property
-    def watch(self) -> Watch | None:
-        """Compares what the ranks have; None where they may differ, or have nobody to differ from."""
-        settings = self.settings
-        compares = settings.mode.compares and settings.local is None and not settings.alone
-        return self._watch if compares else None
-
-    @functools.cached_property
-    def _watch(self) -> Watch:
-        return backend.watch(Session(self.settings.process_set), self.prefix, self._named)
-
-    def step_with(self, optimizer: Any) -> None:
-        """Says whose gradients these are."""
-        self._stepping = Stepping(optimizer)
+        return AveragedVariables(mode, wire, self.settings.process_set, lambda: self.watching.stepping)
 
     def enter_world(self) -> None:
         """Goes on in this world: under the same names, which graphs have, and without sums that are begun.
 
         All ranks call it when a world has begun, before any optimizer is used, in one order.
         """
-        number = self._number
-        if self._context is not current():
-            self._context = current()
-            keep_number(self._context, id_of(self.settings.process_set), _KIND, number)
+        self.names.enter_world()
         self.accumulation.forget()
         if self.host is not None:
             self.host.enter_world()
 
     def go_on_in_world(self) -> None:
         """As ``enter_world``, in the midst of a step, or between two: what is added up goes on."""
-        if "_number" in self.__dict__ and self._context is not current():
-            self._context = current()
-            keep_number(self._context, id_of(self.settings.process_set), _KIND, self._number)
-
-    def keep_local(self, variable: Any) -> None:
-        """Leaves the gradient of a variable to each rank."""
-        self._local.append(variable)
+        self.names.go_on_in_world()
 
     def note_surrounded(self, surrounded: bool) -> None:
         """A LossScaleOptimizer was put around the distributed optimizer, or taken away."""
@@ -237,14 +137,13 @@ class KerasReducer:
         host = self.host
         # In a graph behind the exchange, which says it: with something that came of that, as calls of the host have no order.
         behind = [keras.ops.reshape(each, (-1,))[:1] for each in gradients if each is not None][:1]
-        applies = backend.on_host(lambda *_: [np.array(host.applies)], behind, ["bool"])[0]
+        applies = backend.on_host(lambda *_: [np.array(host.applies)], behind, [((), "bool")])[0]
         applies = keras.ops.reshape(applies, ())
         return (applies if full is True else keras.ops.logical_and(full, applies)), gradients
 
     def with_overflows(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients, of which one that travels is not finite where one is that stays: all ranks skip a step, or none."""
-        local = {id(variable) for variable in self._local_variables()}
-        kinds = [_kind_of(variable, local) for variable in variables]
+        kinds = self.kinds.of(variables)
         travelling = [
             place for place, gradient in enumerate(gradients) if gradient is not None and kinds[place] == "averaged"
         ]
@@ -261,7 +160,7 @@ class KerasReducer:
     def _collected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
         if self.accumulation.passes == 1:
             return True, self.reduce(gradients, variables)
-        if any(_is_overwritten(variable) for variable in variables):
+        if any(is_overwritten(variable) for variable in variables):
             raise UnsupportedError(
                 f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot "
                 f"be added up, but found {self.accumulation.passes}. Use Keras' gradient_accumulation_steps with them."
@@ -282,10 +181,10 @@ class KerasReducer:
         if self.local_steps is None:
             exact = self.settings.local is None and self.settings.travels
             how = self.settings if exact else None
-            return self._watched(variables, lambda: self._combined(gradients, variables, how))
+            return self.watching.watched(variables, lambda: self._combined(gradients, variables, how))
         return self._in_phase(self.local_steps, gradients, variables)
 
-    def _in_phase(self, local: AveragedVariables, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _in_phase(self, local: "AveragedVariables", gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """``reduce`` for a local step: exact over all ranks at the beginning, then over those of a host, or not at all."""
         exact = replace(self.settings, compression=None)
         neighbours = local.neighbours()
@@ -305,11 +204,11 @@ class KerasReducer:
 
         def locally() -> list[Any]:
             own = self._combined(dense, variables, within)
-            return [keras.ops.zeros_like(variables[place]) if own[place] is None else own[place] for place in present]
+            return [zeros_of(variables[place]) if own[place] is None else own[place] for place in present]
 
         results: list[Any] = [None] * len(dense)
         for place, result in zip(
-            present, keras.ops.cond(local.asks_whether_it_warms_up(), exactly, locally), strict=True
+            present, backend.cond(local.asks_whether_it_warms_up(), exactly, locally), strict=True
         ):
             results[place] = result
         return results
@@ -320,18 +219,16 @@ class KerasReducer:
             return _each(gradients, backend.each_index_once)
         results = list(gradients)
         for variable in variables:
-            self._name_of(variable)  # each has its place, also one without a gradient on this rank
+            self.names.of(variable)  # each has its place, also one without a gradient on this rank
         places: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-        local = {id(variable) for variable in self._local_variables()}
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            kind = _kind_of(variable, local)
+        for place, (gradient, kind) in enumerate(zip(gradients, self.kinds.of(variables), strict=True)):
             if gradient is not None or kind != "local":
                 places[kind].append(place)
         if how.late:
             own = {"local layers": bool(places["local"]), "float8": bool(places["overwriting"])}
             check_needs(how.mode.columns, own, f"apply '{self.prefix}'")
         if places["local"] and how.mode.compares:
-            self._require_no_norm_of_all()
+            self.watching.require_no_norm_of_all()
         for kind, combine in _KINDS.items():
             chosen = places[kind]
             combined = combine(
@@ -340,48 +237,6 @@ class KerasReducer:
             for place, gradient in zip(chosen, combined, strict=True):
                 results[place] = gradient
         return results
-
-    def _require_no_norm_of_all(self) -> None:
-        """Refuses to clip by a norm that each rank has another one of, since gradients of its own are within."""
-        norm = None if self._stepping is None else self._stepping.settings().get("global_clipnorm")
-        if norm:
-            raise UnsupportedError(
-                f"apply '{self.prefix}': global_clipnorm must be None with variables whose gradients stay on their rank, but is "
-                f"{norm}: each rank would clip the gradients of all by a norm of its own, and train apart. Use clipnorm or clipvalue."
-            )
-
-    def _watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
-        """What ``combine`` returns, once ranks have found that they step alike, where they must."""
-        compared = self._comparison(variables)
-        return combine() if compared is None else backend.watched(compared, self.settings.process_set, combine)
-
-    def _comparison(self, variables: Sequence[Any]) -> Comparison | None:
-        watch, stepping = self.watch, self._stepping
-        if watch is None or stepping is None:
-            return None
-        local = {id(variable) for variable in self._local_variables()}
-        parameters = [(path_of(each), each) for each in variables if _kind_of(each, local) == "averaged"]
-        return backend.comparison(watch, stepping.settings(), stepping.rate(), parameters)
-
-    def compare_now(self, variables: Sequence[Any], always: bool) -> None:
-        """Compares the ranks' settings and variables between two steps. Collective.
-
-        Args:
-            variables: those that training changes.
-            always: the variables too, whatever it takes; else where that is a small part of the time since the last look.
-
-        Raises:
-            MismatchError: they differ; the same on all ranks.
-        """
-        compared = None if backend.is_traced() else self._comparison(variables)
-        if compared is not None:
-            compared.watch.ask(always)
-            compared.around(lambda: None, compared.rate)
-
-    def averaged_after_local_steps(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of the variables that workers average: not those that each rank keeps to itself."""
-        local = {id(variable) for variable in self._local_variables()}
-        return [variable for variable in variables if id(variable) not in local]
 
     def settle(self, is_used: Callable[[], Any]) -> None:
         """Says whether the update uses the reduced gradients, or skips them: so compression knows what was lost with them.
@@ -393,24 +248,45 @@ class KerasReducer:
             if self.host.settings.powersgd is not None:
                 host = self.host
                 backend.on_host(lambda used: _settled(host, used), [is_used()], [])
-        elif (
-            self.settings.local is None
-            and not self.settings.alone
-            and backend.keeps_residuals(self.settings.compression)
-        ):
+        elif self._core_keeps_residuals:
             backend.settle_residuals(is_used(), Session(self.settings.process_set), f"{self.prefix}.")
 
     @property
-    def keeps_some_local(self) -> bool:
-        """Whether gradients of some variables stay on their rank."""
-        return bool(self._local_variables())
+    def _core_keeps_residuals(self) -> bool:
+        settings = self.settings
+        return settings.local is None and not settings.alone and backend.keeps_residuals(settings.compression)
 
-    def _local_variables(self) -> list[Any]:
-        of_layers = [variable for layer in self.settings.local_layers for variable in layer.trainable_variables]
-        return of_layers + self._local
+    def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
+        """What compression has lost of the gradients, by name; on all ranks together, and the same on all."""
+        if self.host is not None:
+            return self.host.compression_state()
+        if not self._core_keeps_residuals:
+            return {}
+        return residuals.of_all_ranks(Session(self.settings.process_set), self._averages, f"{self.prefix}.")
+
+    def load_compression_state(
+        self, state: Mapping[str, Mapping[str, np.ndarray]], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Goes on with what ``compression_state`` has returned, on all ranks.
+
+        Args:
+            state: that.
+            shapes: of the gradients, by name.
+
+        Raises:
+            InvalidArgumentError: it is something else, or of a model with other variables.
+        """
+        if self.host is not None:
+            self.host.load_compression_state(state, shapes)
+        elif self._core_keeps_residuals:
+            residuals.load(Session(self.settings.process_set), self._averages, f"{self.prefix}.", state)
+
+    @property
+    def _averages(self) -> bool:
+        return self.settings.op == Average
 
     def _average(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
-        names = [self._name_of(variable) for variable in variables]
+        names = [self.names.of(variable) for variable in variables]
         if how.on_host is None or self.host is None:
             return backend.reduce(gradients, names, variables, how)
         return self._on_host(self.host, gradients, names, variables, how)
@@ -432,13 +308,16 @@ class KerasReducer:
         def reduce(*arrays: np.ndarray) -> list[np.ndarray]:
             return host.exchange(chosen, arrays, skips) if how.late else host.reduce(chosen, arrays)
 
-        dtypes = [keras.backend.standardize_dtype(gradient.dtype) for gradient in dense]
-        for place, gradient, result in zip(present, dense, backend.on_host(reduce, dense, dtypes), strict=True):
+        kinds = [
+            (tuple(variables[place].shape), keras.backend.standardize_dtype(gradient.dtype))
+            for place, gradient in zip(present, dense, strict=True)
+        ]
+        for place, gradient, result in zip(present, dense, backend.on_host(reduce, dense, kinds), strict=True):
             results[place] = backend.like(result, gradient)
         return results
 
     def _maximum(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
-        names = [self._name_of(variable) for variable in variables]
+        names = [self.names.of(variable) for variable in variables]
         return backend.maxima(gradients, names, variables, how)
 
     def _keep(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
@@ -447,37 +326,12 @@ class KerasReducer:
             return own
         return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in own]
 
-    def named(self, variables: Sequence[Any]) -> dict[str, Any]:
-        """Variables by the names of their gradients, without the prefix; in an order that all ranks share."""
-        return {self._name_of(variable).removeprefix(f"{self.prefix}."): variable for variable in variables}
-
-    def _name_of(self, variable: Any) -> str:
-        """A name that is the same on all ranks: they see the variables in one order."""
-        name = self._names.get(id(variable))
-        if name is None:
-            name = f"{self.prefix}.{len(self._names)}.{own_name(variable)}"
-            self._names[id(variable)] = name
-            self._named.append(variable)
-        return name
-
 
 _KINDS = {
     "averaged": KerasReducer._average,
     "overwriting": KerasReducer._maximum,
     "local": KerasReducer._keep,
 }
-
-
-def _kind_of(variable: Any, local: set[int]) -> str:
-    """What becomes of a variable's gradient: a row of ``_KINDS``."""
-    if id(variable) in local:
-        return "local"
-    return "overwriting" if _is_overwritten(variable) else "averaged"
-
-
-def _is_overwritten(variable: Any) -> bool:
-    """Whether Keras stores the gradient in the variable: float8 scales by such maxima, which one does not average."""
-    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def _each(gradients: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
@@ -498,4 +352,4 @@ def when(condition: Any, action: Callable[[], Any]) -> None:
     if condition is True:
         act()
     else:
-        keras.ops.cond(condition, act, lambda: None)
+        backend.cond(condition, act, lambda: None)

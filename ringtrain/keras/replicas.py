@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.process_sets import ProcessSet, members_of
+from ringtrain._training.terms import difference
 from ringtrain.errors import MismatchError
-from ringtrain.gradients.terms import difference
 from ringtrain.keras.variables import path_of
-from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet, members_of
 
 _TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
 _PART = 1 << 20  # elements
@@ -61,7 +61,8 @@ class ReplicaGuard:
                 raise MismatchError(
                     f"first update of '{path_of(self._variables[differing])}': the change must be the same "
                     f"on all ranks, but differs between rank {members_of(self._process_set)[0]} and rank {rank}: gradients "
-                    "are not averaged. Compile with DistributedOptimizer(...), load files with load_model(), or pass "
+                    "are not averaged, or the ranks' optimizers have other settings, such as weight decay or clipping. Compile with "
+                    "DistributedOptimizer(...), with the same settings on all ranks, load files with load_model(), or pass "
                     "check_replicas=False to BroadcastGlobalVariablesCallback if ranks shall part."
                 )
         return True

@@ -22,10 +22,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringtrain._runtime.process_sets import ProcessSet, id_of, size_of
 from ringtrain.embedding.table import SelfUpdatingTable, norms
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
-from ringtrain.process_sets import ProcessSet, id_of, size_of
 
 
 class _Step(threading.local):
@@ -119,7 +119,7 @@ def _treats(optimizer: Any, reduction: Any) -> bool:
 
 def _combines(reduction: Any, process_set: ProcessSet) -> bool:
     """Whether all ranks that share a table see the same gradients of the rest in each step."""
-    if reduction is None or reduction.settings.local is not None or reduction.keeps_some_local:
+    if reduction is None or reduction.settings.local is not None or reduction.kinds.some_are_local:
         return False
     return id_of(reduction.settings.process_set) == id_of(process_set)
 
@@ -151,10 +151,10 @@ def _after(
         do(*arrays[len(given) :])
         return [np.asarray(each) for each in arrays[: len(given)]]
 
-    dtypes = [keras.backend.standardize_dtype(each.dtype) for each in given]
+    kinds = [((), keras.backend.standardize_dtype(each.dtype)) for each in given]
     scalars = [keras.ops.convert_to_tensor(each, "float32") for each in inputs]
     results = list(gradients)
-    for place, result in zip(tables, backend.on_host(call, [*given, *scalars], dtypes), strict=True):
+    for place, result in zip(tables, backend.on_host(call, [*given, *scalars], kinds), strict=True):
         results[place] = backend.like(result, gradients[place])
     return results
 
@@ -181,16 +181,20 @@ def _used(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], finite
 
 
 def _with_norms(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], passes: int) -> list[Any]:
-    """All gradients, those of the anchors being the norms of what was taken for the whole tables."""
+    """All gradients, those of the anchors being the norms of what was taken for the whole tables.
+
+    Keras multiplies all of them by one factor, which TensorFlow does with numbers of one precision alone.
+    """
 
     def of_all_ranks(*_: np.ndarray) -> list[np.ndarray]:
         return [np.array(each, np.float32) for each in norms(list(tables.values()), passes)]
 
     given = [gradients[place] for place in tables]
     results = list(gradients)
-    found = backend.on_host(of_all_ranks, given, ["float32"] * len(given))
+    found = backend.on_host(of_all_ranks, given, [((), "float32")] * len(given))
+    widest = keras.backend.result_type(*(each.dtype for each in gradients if each is not None))
     for place, norm in zip(tables, found, strict=True):
-        results[place] = backend.like(norm, gradients[place])
+        results[place] = keras.ops.cast(backend.like(norm, gradients[place]), widest)
     return results
 
 

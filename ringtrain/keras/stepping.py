@@ -1,15 +1,14 @@
 """What a Keras optimizer steps with: the numbers of its configuration, and its learning rate, which changes."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-import keras
 import numpy as np
 
-from ringtrain.gradients.drift import Settings, Words
-from ringtrain.gradients.watch import with_rate
+from ringtrain._training.drift import Settings, Words
+from ringtrain._training.watch import with_rate
 
 CALLED = Words("broadcast_variables() or BroadcastGlobalVariablesCallback")
 # The rate is read in each step; how an update is computed is a rank's own.
@@ -48,10 +47,9 @@ class Stepping:
         rate = getattr(optimizer, "learning_rate", None)
         return rate(optimizer.iterations) if callable(rate) else rate
 
-    def all_settings(self) -> Settings:
-        """All numbers, outside of a graph."""
-        rate = self.rate()
-        return with_rate(self.settings(), None if rate is None else keras.ops.convert_to_numpy(rate))
+    def all_settings(self, rates: Sequence[np.ndarray]) -> Settings:
+        """All numbers, with the learning rate as the step has it: none, or one."""
+        return with_rate(self.settings(), *rates)
 
 
 def _number(value: Any) -> bool | float | None:

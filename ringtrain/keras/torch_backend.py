@@ -8,27 +8,24 @@ import numpy as np
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain import tables
-from ringtrain.context import current
+from ringtrain._binding import tables
+from ringtrain._runtime.process_sets import ProcessSet, size_of
+from ringtrain._training import residuals
+from ringtrain._training.drift import Settings
+from ringtrain._training.grouping import Groups
+from ringtrain._training.session import Session
+from ringtrain._training.watch import Comparison, Forms, Watch
 from ringtrain.elastic.transparent import followed, surviving
 from ringtrain.embedding.table import with_rows
-from ringtrain.gradients import residuals
-from ringtrain.gradients.agreement import Agreement
-from ringtrain.gradients.drift import Settings
-from ringtrain.gradients.grouping import Groups, grouped
-from ringtrain.gradients.presence import DENSE, MISSING
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import Comparison, Forms, Watch
+from ringtrain.keras.presence import Combine, reduce_present
 from ringtrain.keras.stepping import CALLED
-from ringtrain.process_sets import ProcessSet, id_of, size_of
 from ringtrain.torch.compression import compression_in_the_core
 from ringtrain.torch.replica import digest_of, processor_of
 from ringtrain.torch.replica import on_host as on_host_exactly
 
-_WHO_IS_MISSING = (
-    "With it the ranks agree which gradients there are: the missing ones have not come to apply() with these variables. "
-    "Take the same steps on every rank."
-)
+columns: list[str] = []
+compiles_operations = carries_variables = False
+cond, Compression = keras.ops.cond, hvd.Compression
 
 
 class _Eager:
@@ -68,9 +65,21 @@ def is_traced() -> bool:
     return False
 
 
-def on_host(function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], dtypes: Sequence[str]) -> list[Any]:
-    """Calls a function with arrays; returns its arrays."""
+def on_host(
+    function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], results: Sequence[tuple[tuple[int, ...], str]]
+) -> list[Any]:
+    """Calls a function with arrays; returns its arrays, of these shapes and dtypes."""
     return function(*(keras.ops.convert_to_numpy(each) for each in inputs))
+
+
+def apply(plain: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """The update of the user's class, whose methods ``plain`` has."""
+    plain.apply(gradients, variables)
+
+
+def is_given(variable: Any) -> bool:
+    """Whether a variable has its value in the step that runs: each has."""
+    return True
 
 
 def wire_of(compression: Any) -> str | None:
@@ -94,7 +103,7 @@ def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Te
 
 
 def scopes() -> list[Any]:
-    """What is being run now, as ``tensorflow_backend`` has it."""
+    """What is being run now, as ``tensorflow.keras_backend`` has it."""
     return [_EAGER]
 
 
@@ -206,22 +215,12 @@ def _reduce_present(
     variables: Sequence[Any],
     settings: Any,
     groups: Groups,
-    combine: Callable[[list[int], list[torch.Tensor]], list[torch.Tensor]],
+    combine: Combine,
 ) -> list[torch.Tensor | None]:
-    """What ``combine`` makes of each group of gradients that any rank has; zeros count for those that this one lacks."""
-    if not gradients:
-        return []
-    codes = bytes(MISSING if gradient is None else DENSE for gradient in gradients)
-    agreement = Agreement(current(), id_of(settings.process_set), f"{names[0]}.present", codes, _WHO_IS_MISSING)
     with torch.no_grad():
-        results = agreement.complete(gradients, codes, lambda place, _: torch.zeros_like(variables[place].value))
-        present = [place for place, gradient in enumerate(results) if gradient is not None]
-        for group in grouped([variables[place] for place in present], groups):
-            places = [present[each] for each in group]
-            for place, result in zip(places, combine(places, results), strict=True):
-                results[place] = result
-    agreement.agreed()  # its name is free then
-    return results
+        return reduce_present(
+            gradients, names, variables, settings, groups, combine, lambda variable: torch.zeros_like(variable.value)
+        )
 
 
 class _Rows(torch.autograd.Function):

@@ -7,10 +7,10 @@ Horovod does with a session, and return a NumPy array.
 
 from typing import Any
 
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.backends import backend
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "allgather",
@@ -65,13 +65,29 @@ def allreduce(
 
 @backend.unconverted
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Concatenates the ranks' values along the first dimension, in rank order; all other dimensions must be equal."""
+    """Concatenates the ranks' values along the first dimension, in rank order; all other dimensions must be equal.
+
+    Args:
+        value: a number, an array or a tensor; the first dimension may differ between ranks.
+        name: identity among the ranks; without one, calls are matched in their order.
+        process_set: the ranks that take part.
+
+    Returns:
+        A tensor of the same dtype, equal on all ranks.
+    """
     return _run("allgather", value, name, process_set=process_set)
 
 
 @backend.unconverted
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """The root's value on every rank, which must have one of the same shape and dtype. ``root_rank`` is a global rank."""
+    """The root's value on every rank, which must have one of the same shape and dtype.
+
+    Args:
+        value: a number, an array or a tensor.
+        root_rank: global rank of the root.
+        name: identity among the ranks; without one, calls are matched in their order.
+        process_set: the ranks that take part.
+    """
     return _run("broadcast", value, name, root_rank=root_rank, process_set=process_set)
 
 

@@ -1,6 +1,6 @@
 """Variables of a model and its optimizer between ranks: the start of a run, and statistics that each rank keeps alone.
 
-Values travel as NumPy arrays, which works alike for Keras 3 on both backends and for tf_keras.
+Values travel as NumPy arrays, which works alike for Keras 3 on each backend and for tf_keras.
 """
 
 import re
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import allreduce_async, broadcast_async_
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import MismatchError, UnsupportedError
-from ringtrain.objects import allgather_object
-from ringtrain.operations import allreduce_async, broadcast_async_
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
 _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 
@@ -29,7 +29,8 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     ranks do not drop the same units.
 
     Args:
-        variables: in an order that all ranks share; one that comes twice is sent once, text is left alone.
+        variables: in an order that all ranks share; one that comes twice is sent once, text is left alone, and so are sums of
+            ``backward_passes_per_step``.
         root_rank: global rank of the root.
         process_set: the ranks that take part.
 
@@ -55,7 +56,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Horovod's call for graphs of TensorFlow 1; raises UnsupportedError, since nothing knows all variables today."""
+    """Horovod's call for graphs of TensorFlow 1, which raises ``UnsupportedError``: Keras 3 has no global variables.
+
+    Args:
+        root_rank: of no effect. Use ``broadcast_variables``.
+    """
     raise UnsupportedError(
         "broadcast_global_variables: expected a graph of TensorFlow 1 but found Keras 3. Pass "
         f"BroadcastGlobalVariablesCallback({root_rank}) to fit(), or call "
@@ -107,7 +112,11 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
 
 def _numeric(variables: Iterable[Any]) -> list[Any]:
     unique = {id(variable): variable for variable in variables}
-    return [variable for variable in unique.values() if "string" not in str(variable.dtype)]
+    return [
+        variable
+        for variable in unique.values()
+        if "string" not in str(variable.dtype) and not getattr(variable, "stays_on_rank", False)
+    ]
 
 
 def path_of(variable: Any) -> str:

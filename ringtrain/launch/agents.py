@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Mapping, Sequence
 
-from ringtrain.agent_protocol import RankNews, Start
+from ringtrain._rendezvous.agent_protocol import RankNews, Start
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import OF_THE_ENGINE, Plan
 from ringtrain.launch.reach import Agent

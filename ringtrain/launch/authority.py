@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringtrain._native import as_text, ffi, lib, made, require, take_answer
+from ringtrain._binding._native import as_text, bytes_at, counted, ffi, lib, made, require, text_at
 from ringtrain.launch.hosts import Host
 
 SILENCE = 5.0  # seconds, of an agent that is another host's
@@ -39,20 +39,34 @@ class Rules(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What is to be done: `kind` and the columns of `action_text.h`."""
+    """What is to be done: ``rt_authority_action`` of ``ringtrain.h``, whose ``kind`` says which of the rest it has.
 
-    kind: str
-    columns: list[str]
+    Attributes:
+        kind: of ``RT_DO_``.
+    """
+
+    kind: int
+    host: str = ""
+    slot: int = 0
+    uid: str = ""
+    frame: bytes = b""
+    well: bool = False
+    text: str = ""
+
+
+def said_in(actions: Iterable[Action]) -> str:
+    """What is said with these actions: why they are done."""
+    return " ".join(action.text for action in actions if action.kind == lib.RT_DO_SAY)
 
 
 class Authority:
     """Numbers the worlds of a job on these hosts; on none where an engine of the user's starts processes. Times are
     time.monotonic().
 
-    record: the last one that was written, in hexadecimal, if the job is taken up; None if it begins.
+    record: the last one that was written, if the job is taken up; None if it begins.
     """
 
-    def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float, record: str | None = None):
+    def __init__(self, hosts: Iterable[Host], rules: Rules, grace: float, now: float, record: bytes | None = None):
         options = ffi.new("rt_authority_options *")
         options.minimum, options.reset_limit = rules.minimum, rules.reset_limit
         options.silence, options.grace, options.wait = SILENCE, grace, rules.wait
@@ -61,26 +75,30 @@ class Authority:
         if record is None:
             native = lib.rt_authority_begin(as_text(lines), options, now)
         else:
-            native = lib.rt_authority_resume(as_text(lines), options, as_text(record), now)
+            native = lib.rt_authority_resume(as_text(lines), options, record, len(record), now)
         self._native = made(native, lib.rt_authority_free)
+        self._given = ffi.new("rt_authority_action *")
 
     def host_came(self, now: float, host: str) -> list[Action]:
         """Its agent serves."""
         return self._taken(lib.rt_authority_host_came(self._native, now, as_text(host)))
 
     def host_present(
-        self, now: float, host: str, uids: Iterable[str], record: str = "", finished: bool = False
+        self, now: float, host: str, uids: Iterable[str], record: bytes = b"", finished: bool = False
     ) -> list[Action]:
-        """What is there, as "ask" wants to know: its processes, the newest Form that has passed its agent, in hexadecimal,
-        and whether some program has come to its end."""
+        """What is there, as `RT_DO_ASK` wants to know: its processes, the newest Form that has passed its agent, and whether some
+        program has come to its end."""
+        texts = [as_text(uid) for uid in uids]
         present = lib.rt_authority_host_present(
-            self._native, now, as_text(host), as_text("\n".join(uids)), as_text(record), finished
+            self._native, now, as_text(host), texts, len(texts), record, len(record), finished
         )
         return self._taken(present)
 
     def host_lost(self, now: float, host: str, cause: str) -> list[Action]:
         """The connection to its agent has ended."""
-        return self._taken(lib.rt_authority_host_lost(self._native, now, as_text(host), as_text(cause)))
+        return self._taken(
+            lib.rt_authority_host_lost(self._native, now, as_text(host), as_text(" ".join(cause.split())))
+        )
 
     def host_heard(self, now: float, host: str) -> list[Action]:
         """Its agent has said something."""
@@ -98,9 +116,9 @@ class Authority:
         """The process in a slot is to leave, between two steps; nobody comes there again."""
         return self._taken(lib.rt_authority_process_leaves(self._native, now, as_text(host), slot, as_text(uid)))
 
-    def arrived(self, now: float, host: str, frame: str) -> list[Action]:
-        """A rank there has said this, in hexadecimal."""
-        return self._taken(lib.rt_authority_arrived(self._native, now, as_text(host), as_text(frame)))
+    def arrived(self, now: float, host: str, frame: bytes) -> list[Action]:
+        """A rank there has said this."""
+        return self._taken(lib.rt_authority_arrived(self._native, now, as_text(host), frame, len(frame)))
 
     def process_ended(self, now: float, host: str, slot: int, uid: str, code: int) -> list[Action]:
         """The process in a slot has ended: exit code, -n for signal n."""
@@ -125,7 +143,18 @@ class Authority:
         """When `tick` must be called; infinite once the job has ended."""
         return float(lib.rt_authority_next_timer(self._native))
 
-    def _taken(self, lines: object) -> list[Action]:
-        return [
-            Action(kind, columns) for kind, *columns in (line.split("\t") for line in take_answer(lines).splitlines())
-        ]
+    def _taken(self, count: int) -> list[Action]:
+        return [self._take() for _ in range(counted(count))]
+
+    def _take(self) -> Action:
+        action = self._given
+        require(lib.rt_authority_next(self._native, action))
+        return Action(
+            action.kind,
+            text_at(action.host),
+            action.slot,
+            text_at(action.uid),
+            bytes_at(action.frame, action.frame_bytes),
+            bool(action.well),
+            text_at(action.text),
+        )

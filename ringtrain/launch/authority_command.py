@@ -9,6 +9,9 @@ import sys
 
 import click
 
+from ringtrain._binding.options import environment
+from ringtrain._rendezvous.rendezvous import SECRET, secret_of
+from ringtrain._rendezvous.server import Server
 from ringtrain.errors import RingtrainError
 from ringtrain.launch import settings
 from ringtrain.launch.authority import Rules
@@ -17,9 +20,6 @@ from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import RecordFile
 from ringtrain.launch.service import Service, Terms
-from ringtrain.options import environment
-from ringtrain.rendezvous import SECRET, secret_of
-from ringtrain.server import Server
 
 GATHER = 10.0  # seconds until the first world, once there are enough ranks
 

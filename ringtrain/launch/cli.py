@@ -8,50 +8,41 @@ another signal n to the launcher.
 from __future__ import annotations
 
 import functools
-import ipaddress
 import os
-import re
 import shlex
-import shutil
-import socket
-import stat
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import click
 
-from ringtrain import descriptors
-from ringtrain import options as ranks_options
+from ringtrain._binding import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import elastic_flags, openmpi, operators, resume, settings, signals, srun, transport
+from ringtrain.launch import elastic_flags, log, openmpi, resume, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.commands import check_build
-from ringtrain.launch.discovery import HostScript, ScriptError
+from ringtrain.launch.discovery import ScriptError
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
-from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile, parse_hosts, place
+from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.job import PATIENCE, Job, LeftJobError, command_line
 from ringtrain.launch.job_folder import JobFolder
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.output import Terminal, keep_earlier, private_folder
+from ringtrain.launch.output import Terminal
 from ringtrain.launch.plan import Plan
+from ringtrain.launch.planning import idle_flags, make_plan, warnings
 from ringtrain.launch.preflight import check_hosts
 from ringtrain.launch.reach import hang_up_on
-from ringtrain.launch.shells import Ssh
 from ringtrain.launch.streams import is_of_stdout, with_its_output
+from ringtrain.launch.surroundings import check_command, check_surroundings, earlier_output, make_folder, make_room_for
 from ringtrain.version import __version__
 
 LAUNCH_FAILED = 125
 INTERRUPTED = 130
-MOST_TEXT = 4 << 20  # characters of a host file or a configuration file
-DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
-LEAST_PORTS = 8  # two for the engine's daemon, the others for the ranks of a host
-PORTS_OF_AN_ELASTIC_RANK = 4  # which listens for the next world while the last one is left: more than were ever taken
 TORCHRUN_OPTIONS = {  # and what stands for them here
     "--nproc-per-node": "-np N for all ranks, or -H HOST:N,HOST:N",
     "--nnodes": "-H HOST:N,HOST:N, with N ranks on each; one command starts them all",
@@ -63,7 +54,6 @@ TORCHRUN_OPTIONS = {  # and what stands for them here
     "--rdzv-endpoint": "nothing; the ranks find each other",
     "-m": "python -m MODULE as the command",
 }
-EXAMPLE = "Write for example: ringtrainrun -np 2 python train.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,12 +73,6 @@ def _main(arguments: list[str] | None) -> int:
         return 2
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except Exception as fault:
-        if is_of_stdout(fault):
-            raise
-        with speaking() as terminal:
-            terminal.say(account_of_fault(fault))
-        return LAUNCH_FAILED
 
 
 @contextmanager
@@ -231,6 +215,11 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
     is_flag=True,
     help="puts date and time before each line",
 )
+@click.option(
+    "--log-json",
+    is_flag=True,
+    help="writes each line of ranks and launcher as a JSON object, and what happens to ranks and hosts, too",
+)
 @click.option("--config-file", metavar="FILE", help="settings from YAML; flags win")
 @click.option("--mpi-args", metavar="'ARGUMENTS'", help="further arguments for mpirun or srun")
 @click.option("--binding-args", metavar="'ARGUMENTS'", help="how mpirun or srun binds ranks (default: not)")
@@ -261,22 +250,33 @@ def ringtrainrun(**given: Any) -> int:
     """
     with speaking() as terminal:
         try:
-            check_surroundings(os.environ)
-            if given["resume"] is not None:
-                elastic_flags.refuse_beside_resume(click.get_current_context())
-                return take_up(given["resume"], terminal)
-            terminal.shows_time = given["shows_time"]
-            plan = make_plan(given, os.environ, terminal.say)
-            remarks = ranks_options.remarks({**os.environ, **plan.exported})
-            for line in [*idle_flags(given), *warnings(given), *remarks]:
-                terminal.say(line)
-            check_command(plan)
-            return launch(plan, terminal, is_dry=given["dry_run"])
+            code = _plan_and_launch(given, terminal)
         except (HostsError, settings.ConfigError, InvalidArgumentError) as error:
             raise click.UsageError(str(error)) from None
         except (LaunchError, ScriptError) as error:
-            terminal.say(str(error))
-            return LAUNCH_FAILED
+            terminal.say(str(error), "not-started")
+            code = LAUNCH_FAILED
+        except Exception as fault:
+            if is_of_stdout(fault) or isinstance(fault, (click.ClickException, click.Abort)):
+                raise
+            terminal.say(account_of_fault(fault), "launcher-failed")
+            code = LAUNCH_FAILED
+        terminal.note("launcher-ended", code=code)
+        return code
+
+
+def _plan_and_launch(given: Mapping[str, Any], terminal: Terminal) -> int:
+    check_surroundings(os.environ)
+    if given["resume"] is not None:
+        elastic_flags.refuse_beside_resume(click.get_current_context())
+        return take_up(given["resume"], terminal)
+    terminal.take_form(log.Json() if given["log_json"] else log.Text(), given["shows_time"])
+    plan = make_plan(given, os.environ, functools.partial(terminal.say, kind="waiting"))
+    remarks = ranks_options.remarks({**os.environ, **plan.exported})
+    for line in [*idle_flags(given), *warnings(given), *remarks]:
+        terminal.say(line)
+    check_command(plan)
+    return launch(plan, terminal, is_dry=given["dry_run"])
 
 
 def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
@@ -297,8 +297,9 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         return 0
     if plan.folder:
         make_folder(plan.folder)
+    waits = functools.partial(terminal.say, kind="waiting")
     least = plan.elastic.minimum if plan.elastic and not plan.by_srun else None  # in an allocation no host comes later
-    agents, networks, absent = check_hosts(plan, installation, environment, terminal.say, least)
+    agents, networks, absent = check_hosts(plan, installation, environment, waits, least)
     confirmed = choice.confirmed(networks)
     if confirmed is not choice:
         plan, installation = prepare(asked, confirmed.installation, given)
@@ -329,7 +330,7 @@ def take_up(name: str, terminal: Terminal) -> int:
     folder = JobFolder.find(name)
     outline = folder.read()
     plan, rules = outline.plan, outline.plan.elastic
-    terminal.shows_time = plan.shows_time
+    terminal.take_form(log.Json() if plan.log_json else log.Text(), plan.shows_time)
     assert rules is not None  # no other job has a record
     resume.enter(outline)
     signals.prepare()
@@ -353,321 +354,6 @@ def prepare(plan: Plan, installation: Installation, given: dict[str, str]) -> tu
         plan = replace(plan, engine_arguments=(*further, *plan.engine_arguments))
         installation = replace(installation, engine=srun, program=program)
     return plan, installation
-
-
-def check_surroundings(environment: Mapping[str, str]) -> None:
-    """Refuses what nothing could be started in. Raises LaunchError."""
-    make_room_for(hosts=1, files=0)
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise LaunchError(
-            f"working directory: it must exist, but: {error.strerror}. It has been removed, perhaps made anew; "
-            "change to another one, or into it once more."
-        ) from None
-    job = environment.get("RINGTRAIN_LAUNCHER", "")
-    if is_running(job):
-        raise LaunchError(
-            f"RINGTRAIN_LAUNCHER: ringtrainrun must be started outside of a job, but rank "
-            f"{environment.get('RINGTRAIN_RANK', '?')} of one has started it. Call it once, and let all ranks "
-            "run the script."
-        )
-
-
-def make_room_for(hosts: int, files: int) -> None:
-    """For the descriptors of a launcher. Raises LaunchError if it may not open as many."""
-    if lack := descriptors.lack(DESCRIPTORS + DESCRIPTORS_OF_A_HOST * hosts + files):
-        raise LaunchError(lack)
-
-
-def is_running(job: str) -> bool:
-    """Whether a launcher's agent listens under this name; an environment may have it from a job that has ended."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect("\0" + job)
-            return bool(job)
-        except (OSError, ValueError):  # nobody; no name
-            return False
-
-
-def unusable_folder(path: str, error: OSError) -> str:
-    """Why a folder cannot be used for output."""
-    return (
-        f"output folder '{path}': it must be a folder that can be made and written, but: {error.strerror}. "
-        "Name another one with --output-filename."
-    )
-
-
-def make_folder(path: str) -> None:
-    """Makes the folder of --output-filename. Raises LaunchError."""
-    try:
-        private_folder(path)
-    except OSError as error:
-        raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
-
-
-def earlier_output(path: str) -> str:
-    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
-    try:
-        number = keep_earlier(path)
-    except OSError:  # what cannot be renamed gets the new lines behind the old ones
-        return ""
-    if not number:
-        return ""
-    return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."
-
-
-def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Callable[[str], None] = print) -> Plan:
-    """Decides what runs where; says what it waits for. Raises HostsError, ConfigError, InvalidArgumentError, and ScriptError."""
-    if not given["command"]:
-        raise HostsError(f"command: expected what each rank has to run, but found nothing. {EXAMPLE}")
-    script = script_of(given)
-    named = given["hosts"] or given["hostfile"] or script
-    uses_allocation = not named and bool(srun.find_program(environment))
-    by_mpirun = wants_mpirun(given)
-    by_srun = uses_allocation and not by_mpirun
-    operator = None if named or uses_allocation else operators.named_hosts(environment, given["slots"], _read)
-    if operator is not None:
-        hosts = find_here(operator.hosts)
-    elif script is None:
-        hosts = find_here(find_hosts(given, environment, uses_allocation))
-    else:
-        hosts = script.wait_for(
-            elastic_flags.range_of_ranks(given, 1)[0],
-            elastic_flags.seconds_below_the_minimum(given),
-            say,
-        )
-    slots = sum(host.slots for host in hosts)
-    minimum, ranks = elastic_flags.range_of_ranks(given, slots)
-    rules = elastic_flags.rules(given, minimum, ranks)
-    if rules is None and minimum != ranks:
-        raise HostsError(
-            f"-np {minimum}:{ranks}: a range of ranks needs --elastic, which is not given. Add it, or give one number."
-        )
-    chosen, exported = chosen_settings(given), exported_variables(given["exported"], environment)
-    if rules is not None:
-        chosen |= elastic_flags.variables({**environment, **chosen, **exported})
-    check_options({**environment, **chosen, **exported}, ranks)
-    placed = place(hosts, min(ranks, slots) if script else ranks)  # others may come
-    spare = tuple(hosts[len(placed) :]) if rules is not None and script is None else ()
-    least = LEAST_PORTS + PORTS_OF_AN_ELASTIC_RANK * max(host.slots for host in placed) if rules else LEAST_PORTS
-    come_late = operator is not None or operators.comes_late(environment)
-    return Plan(
-        list(given["command"]), ranks, placed, verbose=given["verbose"], settings=chosen, exported=exported,
-        ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
-        interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"], least),
-        folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
-        shows_time=given["shows_time"], function_folder=given["function_folder"],
-        engine_arguments=words_of("--mpi-args", given["mpi_args"]),
-        binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=by_mpirun,
-        shares_gpus=given["shares_gpus"], hosts_come_late=come_late, elastic=rules, script=script, spare=spare)  # fmt: skip
-
-
-def script_of(given: Mapping[str, Any]) -> HostScript | None:
-    """What --host-discovery-script names. Raises HostsError."""
-    if not given["host_discovery_script"]:
-        return None
-    why = ""
-    if not given["elastic"]:
-        why = "without --elastic the hosts must be known at the start. Add it, or name them with -H or -hostfile."
-    elif given["hosts"] or given["hostfile"]:
-        why = "it must name the hosts alone, but -H or -hostfile does so, too. Leave one out."
-    elif given["ranks"] is None and not (given["min_np"] or given["min_num_proc"]):
-        why = "-np MIN:MAX must say how many ranks the job may have, but is missing."
-    if why:
-        raise HostsError(f"--host-discovery-script: {why}")
-    return HostScript(given["host_discovery_script"], given["slots"])
-
-
-def check_options(environment: Mapping[str, str], ranks: int) -> None:
-    """Raises InvalidArgumentError for what each rank would refuse: better one sentence now than one from each of them."""
-    ranks_options.log_level(environment)
-    layout = ranks_options.resolve({}, environment).get("host_layout", "")
-    numbers = (
-        [int(part) for part in layout.split("+")]
-        if re.fullmatch(r"[1-9][0-9]{0,8}(\+[1-9][0-9]{0,8})*", layout)
-        else []
-    )
-    if layout and sum(numbers) != ranks:
-        raise InvalidArgumentError(
-            f"RINGTRAIN_HOST_LAYOUT: expected ranks per host that sum to {ranks} but found '{layout}'. Write for example {ranks}."
-        )
-
-
-def find_hosts(given: Mapping[str, Any], environment: Mapping[str, str], uses_allocation: bool) -> list[Host]:
-    """The hosts that were named, by the user or by Slurm; else this one."""
-    if given["hosts"] and given["hostfile"]:
-        raise HostsError("-H and -hostfile: only one of them may name the hosts, but both do. Leave one out.")
-    if given["hosts"] is not None:
-        return parse_hosts(given["hosts"], given["slots"])
-    if given["hostfile"] is not None:
-        return parse_hostfile(_read("-hostfile", given["hostfile"]), given["hostfile"], given["slots"])
-    if uses_allocation:
-        return srun.find_hosts(environment)
-    srun.refuse_other_hosts(environment)
-    if given["ranks"] is None:
-        raise HostsError(f"-np: expected the number of ranks, but found nothing. {EXAMPLE}")
-    return [Host("localhost", elastic_flags.range_of_ranks(given, given["ranks"][1])[1])]
-
-
-def chosen_settings(given: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables that the configuration file and flags stand for; flags win. Raises ConfigError, HostsError."""
-    values = read_config(given["config_file"]).values | {
-        setting.name: given[setting.name] for setting in settings.SETTINGS if given[setting.name] is not None
-    }
-    return {
-        name: text
-        for setting in settings.SETTINGS
-        if setting.name in values
-        for name, text in setting.variables(values[setting.name]).items()
-    }
-
-
-def wants_mpirun(given: Mapping[str, Any]) -> bool:
-    """Whether --mpi is given, or the configuration file has the controller of that name and no flag says otherwise."""
-    if given["by_mpirun"] or given["gloo"] or given["transport"] or given["elastic"]:
-        return bool(given["by_mpirun"])
-    return read_config(given["config_file"]).controller == "mpi"
-
-
-@functools.cache
-def read_config(path: str | None) -> settings.Config:
-    """What the configuration file says; nothing without one. Raises ConfigError, HostsError."""
-    return settings.read_config(_read("--config-file", path) if path else "", path or "")
-
-
-@functools.cache  # it may be a pipe, as a shell's <(...) is
-def _read(flag: str, path: str) -> str:
-    """The text of a file that a flag names. Raises HostsError if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_TEXT + 1)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise HostsError(f"{flag} '{path}': it must be a text file that can be read, but: {why}.") from None
-    if len(text) > MOST_TEXT:
-        raise HostsError(
-            f"{flag} '{path}': it must be a text file that can be read, but: it is longer than {MOST_TEXT} characters."
-        )
-    return text
-
-
-def words_of(flag: str, text: str | None) -> tuple[str, ...]:
-    """The arguments in a flag's value, as a shell would split it. Raises HostsError."""
-    try:
-        return tuple(shlex.split(text or ""))
-    except ValueError as error:
-        raise HostsError(
-            f"{flag} '{text}': it must be arguments as a shell takes them, but: {str(error).lower()}. "
-            "Close the quotation, or put a backslash before the quote."
-        ) from None
-
-
-def exported_variables(entries: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of -x NAME=VALUE, or NAME for the value that it has here. Raises HostsError if it has none."""
-    variables = {}
-    for entry in entries:
-        name, equals, value = entry.partition("=")
-        if name.split() != [name] and name:
-            raise HostsError(
-                f"-x '{entry}': the variable's name must be without spaces, but is '{name}'. Write -x NAME=VALUE for each."
-            )
-        if not name:
-            raise HostsError(
-                f"-x '{entry}': it must begin with a variable's name, but there is none. Write -x NAME=VALUE."
-            )
-        if not equals and name not in environment:
-            raise HostsError(
-                f"-x '{name}': it must be a variable of the environment, or NAME=VALUE, but it is not set."
-            )
-        variables[name] = value if equals else environment[name]
-    return variables
-
-
-def parse_interfaces(listed: str | None, each: Sequence[str]) -> tuple[str, ...]:
-    """Reads --network-interfaces, and adds those of --network-interface. Raises HostsError for a network that is none."""
-    interfaces = (*(listed.split(",") if listed else ()), *each)
-    for name in interfaces:
-        try:
-            if "/" in name:
-                ipaddress.ip_network(name, strict=False)
-        except ValueError as error:
-            raise HostsError(
-                f"--network-interfaces '{name}': expected an interface or a network such as 10.0.0.0/24, but {error}. "
-                "`ip address` lists both."
-            ) from None
-    return interfaces
-
-
-def parse_ports(text: str | None, least: int) -> tuple[int, int]:
-    """Reads --port-range, which must have so many ports; (0, 0) without one. Raises HostsError."""
-    if text is None:
-        return 0, 0
-    matched = re.fullmatch(r"([0-9]{1,5})[-:]([0-9]{1,5})", text)
-    first, last = (int(matched[1]), int(matched[2])) if matched else (0, 0)
-    if not 1024 <= first < last <= 65535 or last - first < least - 1:
-        raise HostsError(
-            f"--port-range '{text}': expected FIRST-LAST within 1024-65535, at least {least} ports for the ranks that a host "
-            "has here. Write for example 20000-20999."
-        )
-    return first, last
-
-
-def idle_flags(given: Mapping[str, Any]) -> list[str]:
-    """A line for the flags, and one for the keys of the configuration file, that have no effect here."""
-    idle = [
-        flag.split("/")[0]
-        for flag in settings.WITHOUT_EFFECT
-        if given[flag.split("/")[0].lstrip("-").replace("-", "_")] is not None
-        and not (given["elastic"] and flag in settings.OF_ELASTIC_JOBS)
-    ]
-    of_elastic = " without --elastic" if settings.OF_ELASTIC_JOBS.keys() >= set(idle) else ""
-    lines = [f"{', '.join(idle)}{of_elastic}: {settings.HAVE_NO_EFFECT}"] if idle else []
-    return lines + settings.lines_of(read_config(given["config_file"]), given["config_file"] or "")
-
-
-def warnings(given: Mapping[str, Any]) -> list[str]:
-    """A line for each file that others could have written."""
-    return [
-        f"{flag} '{path}': only you must be able to write it, but {who} can, and decide what runs with your rights. "
-        f"Type: chmod go-w {shlex.quote(path)}"
-        for flag, path in (("-hostfile", given["hostfile"]), ("--config-file", given["config_file"]))
-        if path and (who := writers_of(path))
-    ]
-
-
-def writers_of(path: str) -> str:
-    """Who besides this user can write a file, for people; "" if nobody, or if it is no file but a pipe."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ""
-    if not stat.S_ISREG(found.st_mode):
-        return ""
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"user {found.st_uid}"
-    if found.st_mode & stat.S_IWOTH:
-        return "everybody"
-    # A group of the user's own is no danger: many systems make one for each user, and new files writable by it.
-    return f"group {found.st_gid}" if found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid() else ""
-
-
-def check_command(plan: Plan) -> None:
-    """Refuses a command that this host cannot run; other hosts say so themselves. Raises LaunchError."""
-    program = plan.command[0]
-    path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
-    if shutil.which(program, path=path):
-        return
-    if program.endswith(".py") and os.path.isfile(program):
-        raise LaunchError(
-            f"command '{program}': it must be executable, but is a file without that permission. "
-            f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}"
-        )
-    if not plan.has_remote_hosts:
-        raise LaunchError(
-            f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
-            "Check its spelling."
-        )
 
 
 def account(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> list[str]:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import click
 
 import ringtrain
-from ringtrain import options, timelines
+from ringtrain._binding import options
 from ringtrain.launch import cuda_aware
 from ringtrain.launch.mpi import LaunchError, find_installation
+from ringtrain.launch.report import timelines
 from ringtrain.launch.streams import with_its_output
 from ringtrain.launch.versions import version_of
 

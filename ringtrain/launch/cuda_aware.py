@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringtrain import launcher
+from ringtrain._rendezvous import launcher
 from ringtrain.launch.interpreter import module
 
 _SECONDS = 60.0  # to start a process and MPI in it
@@ -99,13 +99,14 @@ def main() -> None:
     """Prints the claim, and in a second line what became of a message, if the process has lived on."""
     from mpi4py import MPI
 
+    from ringtrain._binding import buffers
     from ringtrain.testing import World
 
     claimed = claim(MPI)
     print(claimed, flush=True)
     if claimed:
         with World(1) as world:
-            memory = world.contexts[0].allocate_on_device(0, _BYTES)
+            memory = buffers.allocate_on_device(world.contexts[0].native, 0, _BYTES)
             print("came back" if comes_back(MPI, Number(memory.address)) else "was changed")
 
 

@@ -7,46 +7,39 @@ does in `job`: what fails then would fail again.
 
 from __future__ import annotations
 
+import functools
 import os
-import queue
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
-from ringtrain.agent_protocol import RankNews, Serving
-from ringtrain.launch.authority import Action, Authority, Rules
-from ringtrain.launch.discovery import ScriptError, Supply
+from ringtrain._binding._native import from_hex, lib
+from ringtrain._rendezvous.agent_protocol import RankNews, Serving
+from ringtrain.launch.authority import Action, Authority, Rules, said_in
+from ringtrain.launch.discovery import Supply
+from ringtrain.launch.elastic_hosts import ElasticHosts
+from ringtrain.launch.ends import ElasticEnds
 from ringtrain.launch.environment import listening
+from ringtrain.launch.first_world import FirstWorld
+from ringtrain.launch.host_setup import SECONDS_OF_SILENCE
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.job import SECONDS_OF_SILENCE, SECONDS_TO_REPORT, Job
+from ringtrain.launch.job import SECONDS_TO_REPORT, Job
 from ringtrain.launch.job_folder import JobFolder, Outline, describe_hosts
-from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.job_record import JobRecord
+from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
+from ringtrain.launch.notices import Notices
 from ringtrain.launch.output import EngineStream, Terminal
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.ranks import LOST, Rank, blame_survived, describe_remains
-from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.ranks import LOST, Rank
+from ringtrain.launch.reach import Agent, hang_up_on
 from ringtrain.launch.resume import TakenUp
 from ringtrain.launch.slots import Slots
+from ringtrain.launch.trials import Trial, Trials
 
 _ENDS = {"failing", "ended", "lost", "cleared"}  # news that a rank is no more, or soon will be
-SECONDS_BETWEEN_TOUCHES = 3600.0  # of the record, which a cleaner of /tmp would take for forgotten
 TOO_FEW = "A world must have"  # as the authority's reason begins, if there are too few ranks
-
-
-class Trial(NamedTuple):
-    """What has come of a host that was tried: its agent, which serves, and the job's networks with it; or why it cannot be used."""
-
-    host: Host
-    agent: Agent | None
-    networks: Chosen | None
-    problem: str = ""
 
 
 class ElasticJob(Job):
@@ -57,6 +50,7 @@ class ElasticJob(Job):
     """
 
     engine: Slots
+    ends: ElasticEnds
 
     def __init__(
         self,
@@ -72,13 +66,14 @@ class ElasticJob(Job):
         absent: Mapping[Host, str] = MappingProxyType({}),
     ):
         self.absent = absent
-        self.rules, self.folder, self.taken_up = rules, folder, taken_up
-        self._lacks_record = self._is_left = False
-        self._touch_at = time.monotonic() + SECONDS_BETWEEN_TOUCHES
-        self.key = taken_up.outline.key if taken_up else secrets.token_hex(32)
-        self._stop_watching: Callable[[], None] = lambda: None
+        self.rules, self.taken_up = rules, taken_up
+        self._record = JobRecord(folder, terminal)
         socket = taken_up.outline.socket if taken_up else ""
         super().__init__(plan, installation, terminal, agents, environment, networks, socket)
+        self.ends = ElasticEnds(plan, terminal, self.output, self.engine, self.ranks)
+        self._key = taken_up.outline.key if taken_up else secrets.token_hex(32)
+        self._grace = self.setup.grace = 0.0 if plan.by_srun else rules.launcher_grace
+        self.setup.key = self._key if self._grace else ""
 
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
         """The agents as the engine."""
@@ -90,67 +85,67 @@ class ElasticJob(Job):
         if self.taken_up is None:
             super()._start_listeners()
         else:
-            self._function, self._of_rank_0 = "", self.taken_up.outline.of_rank_0
+            self.setup.of_rank_0 = self.taken_up.outline.of_rank_0
             for agent in self.agents:
                 self._listen_to(agent)
-        self._news: queue.SimpleQueue[list[Host] | ScriptError | Trial] = queue.SimpleQueue()
-        self._is_trying = False
-        self._script_failed = False
-        self._leaving: set[str] = set()  # hosts that have a notice
-        self._notices: dict[str, str] = {}  # why, of those of whom the authority is not told yet
-        self._first: dict[str, int] = {}  # number of a host's first slot in the job
-        self._agent_of: dict[str, Agent] = {}
+        self._hosts = ElasticHosts()
+        named = [*self.plan.hosts, *self.plan.spare]
+        if self.taken_up is not None and self.plan.script is not None:
+            named = [host for host, _ in self.taken_up.outline.hosts]
+        self._supply = Supply(named, self.rules.first_pause, self.rules.longest_pause)
+        self._trials = Trials(self.setup, self._supply, self._hosts, self._wake)
+        self._notices = Notices(self.rules.notice_grace)
+        self._failing = Notices(self.rules.notice_grace)  # of ranks that have said that they fail: they are to end
         self._has_begun = False  # a world has been formed
+        self._first_world = FirstWorld(self.rules.minimum, self.rules.wait, time.monotonic())
         self._reason: tuple[bool, str] | None = None  # why the authority has ended the job: well, and text
-        self._waiting: set[int] = set()  # slots that get a rank once their last one is gone
-        self._leave_by: dict[int, tuple[str, float]] = {}  # ranks that have a notice: uid, and when it is ended
-        self._failures: list[Rank] = []  # of ranks whose slots may have got another one since
-        self._called: set[str] = set()  # uids of processes that have called init()
-        self._evicted: set[str] = set()  # uids of those that were evicted, as was said
-        for agent in self.agents:
-            self._agent_of[agent.host.name] = agent
         if self.taken_up is None:
             self._begin()
         else:
             self._go_on(self.taken_up)
         if self.plan.script is not None:
-            self._stop_watching = self.plan.script.watch(self._tell)
+            self._trials.watch(self.plan.script)
 
     def _begin(self) -> None:
-        first = 0
         for agent in self.agents:
-            self._first[agent.host.name] = first
-            first += agent.host.slots
-        self._supply = Supply([*self.plan.hosts, *self.plan.spare], self.rules.first_pause, self.rules.longest_pause)
+            self._hosts.add(agent)
         hosts = [agent.host for agent in self.agents]
         now = time.monotonic()
-        self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now)
+        self.authority = Authority(hosts, self.rules, self._grace or SECONDS_OF_SILENCE, now)
         for host, why in self.absent.items():
             self._supply.failed(now, host.name)
-            self.terminal.say(f"{why} The job starts without this host, and tries it again later.")
-        self._note_hosts()
-        if self._grace():
             self.terminal.say(
-                f"job {self.folder.name}: should this launcher be lost, type within {self._grace():g} s, on this host: "
-                f"ringtrainrun --resume {self.folder.name}"
+                f"{why} The job starts without this host, and tries it again later.", "host-absent", host=host.name
+            )
+        self._note_hosts()
+        if self._grace:
+            self.terminal.say(
+                f"job {self._record.job}: should this launcher be lost, type within {self._grace:g} s, on this host: "
+                f"ringtrainrun --resume {self._record.job}",
+                "job-named",
+                job=self._record.job,
+                seconds=self._grace,
             )
         for host in hosts:
             self._carry_out(self.authority.host_came(now, host.name))
 
     def _go_on(self, taken_up: TakenUp) -> None:
         hosts = [host for host, _ in taken_up.outline.hosts]
-        self._first = {host.name: first for host, first in taken_up.outline.hosts}
-        named = [*self.plan.hosts, *self.plan.spare] if self.plan.script is None else hosts
-        self._supply = Supply(named, self.rules.first_pause, self.rules.longest_pause)
-        now, record = time.monotonic(), self.folder.world
+        firsts = {host.name: first for host, first in taken_up.outline.hosts}
+        for agent in self.agents:
+            self._hosts.add(agent, firsts[agent.host.name])
+        now, record = time.monotonic(), self._record.world
         self._has_begun = bool(record) or any(found["record"] for found in taken_up.found.values())
-        self.authority = Authority(hosts, self.rules, self._grace() or SECONDS_OF_SILENCE, now, record)
+        self.authority = Authority(hosts, self.rules, self._grace or SECONDS_OF_SILENCE, now, record)
         for host, why in taken_up.lost.items():
             self._supply.failed(now, host.name)
-            self.terminal.say(f"{why} The job goes on without this host, and tries it again later.")
+            self.terminal.say(
+                f"{why} The job goes on without this host, and tries it again later.", "host-absent", host=host.name
+            )
         ranks = sum(len(found["processes"]) for found in taken_up.found.values())
         on = describe_hosts(agent.host for agent in taken_up.found)
-        self.terminal.say(f"job {self.folder.name}: taken up, with {ranks} ranks on {on}.")
+        text = f"job {self._record.job}: taken up, with {ranks} ranks on {on}."
+        self.terminal.say(text, "job-resumed", job=self._record.job, ranks=ranks)
         for agent, found in taken_up.found.items():
             self._adopt(agent, found)
         for agent in list(taken_up.found):  # whose accounts are taken one by one
@@ -161,58 +156,51 @@ class ElasticJob(Job):
         self.engine.take_over(agent, found["processes"])
         for number, code in found["ended"]:
             self.terminal.say(
-                f"The rank in slot {number - self._first[agent.host.name]} of host '{agent.host.name}' has ended with exit "
-                f"code {code} while there was no launcher."
+                f"The rank in slot {self._hosts.slot(agent, number)} of host '{agent.host.name}' has ended with exit "
+                f"code {code} while there was no launcher.",
+                "rank-ended",
+                rank=number,
+                host=agent.host.name,
+                code=code,
             )
         if found["dropped"]:
             self.terminal.say(
                 f"host '{agent.host.name}': {found['dropped']} bytes that its ranks wrote while there was no launcher are "
-                "lost; only the last ones were kept."
+                "lost; only the last ones were kept.",
+                "output-lost",
+                host=agent.host.name,
+                bytes=found["dropped"],
             )
-
-    def _grace(self) -> float:
-        return 0.0 if self.plan.by_srun else self.rules.launcher_grace
-
-    def _key(self) -> str:
-        return self.key if self._grace() else ""
 
     def _note_hosts(self) -> None:
         """Has the next launcher, should there be one, know which hosts there are."""
-        hosts = [(agent.host, self._first[name]) for name, agent in self._agent_of.items() if agent.is_open]
         outline = Outline(
-            self.plan, dict(os.environ), os.getcwd(), self.socket, self.key, dict(self._of_rank_0), self.networks, hosts
+            self.plan,
+            dict(os.environ),
+            os.getcwd(),
+            self.setup.socket,
+            self._key,
+            dict(self.setup.of_rank_0),
+            self.networks,
+            self._hosts.outline(),
         )
-        self._record(lambda: self.folder.write(outline))
-
-    def _record(self, write: Callable[[], None]) -> None:
-        """Keeps what the next launcher must know. Training does not need it, so it goes on where that cannot be written."""
-        try:
-            write()
-            self._lacks_record = False
-        except OSError as error:
-            if not self._lacks_record:
-                self.terminal.say(
-                    f"record '{self.folder.path}': it must be written anew when hosts or ranks change, but: {error.strerror or error}. "
-                    "The job goes on; should this launcher be lost meanwhile, no other one can take the job up."
-                )
-            self._lacks_record = True
+        self._record.note(outline)
 
     def run(self) -> int:
         """As `Job.run`; removes what it has written, unless the job is left to the next launcher."""
         try:
             return super().run()
         finally:
-            self._stop_watching()
-            if not self._is_left:
-                self.folder.remove()
+            self._trials.stop()
+            self._record.finish()
 
     def _left_to_next(self) -> str:
-        self._is_left = self._has_begun and bool(self._grace()) and not (self._is_over() or self.interrupted_by)
-        if not self._is_left:
+        self._record.is_left = self._has_begun and bool(self._grace) and not (self._is_over() or self.interrupted_by)
+        if not self._record.is_left:
             return ""
         return (
-            f"The ranks go on. To have the job led again, type within {self._grace():g} s, on this host: "
-            f"ringtrainrun --resume {self.folder.name}"
+            f"The ranks go on. To have the job led again, type within {self._grace:g} s, on this host: "
+            f"ringtrainrun --resume {self._record.job}"
         )
 
     # ---- events ----
@@ -220,9 +208,10 @@ class ElasticJob(Job):
     def _deadline(self) -> float:
         if self._is_over():
             return super()._deadline()
-        leave_by = (at for _, at in self._leave_by.values())
-        next_try = self._supply.next_try(self._present(), self._room()) if self._may_try() else float("inf")
-        return min(super()._deadline(), self.authority.next_timer, next_try, *leave_by)
+        next_try = self._trials.next_try() if self._may_try() else float("inf")
+        look_at = float("inf") if self._has_begun else self._first_world.look_at
+        notices = min(self._notices.deadline, self._failing.deadline)
+        return min(super()._deadline(), self.authority.next_timer, next_try, notices, look_at)
 
     def _step(self) -> None:
         super()._step()
@@ -231,9 +220,10 @@ class ElasticJob(Job):
             self._carry_out(self.authority.tick(now))
         if not self._is_over():
             self._end_those_who_stay(now)
-        if now >= self._touch_at:
-            self.folder.touch()
-            self._touch_at = now + SECONDS_BETWEEN_TOUCHES
+            self._end_those_who_have_failed(now)
+        if not self._is_over() and not self._has_begun:
+            self._first_world.look(now, *self.engine.running(), functools.partial(self.terminal.say, kind="waiting"))
+        self._record.touch(now)
         self._take_news(now)
 
     def _take_all(self, agent: Agent) -> None:
@@ -242,11 +232,12 @@ class ElasticJob(Job):
             self._carry_out(self.authority.host_heard(time.monotonic(), agent.host.name))
 
     def _take(self, facts: RankNews, data: bytes, agent: Agent) -> None:
+        if self._trials.hear(facts, agent):
+            return
         if "control" in facts:
-            if uid := self.engine.processes.get(facts["rank"]):
-                self._called.add(uid)
+            self.engine.note_call(facts["rank"])
             if not self._is_over() and self.engine.processes.get(facts["rank"]) == facts["uid"]:
-                self._carry_out(self.authority.arrived(time.monotonic(), agent.host.name, facts["control"]))
+                self._carry_out(self.authority.arrived(time.monotonic(), agent.host.name, from_hex(facts["control"])))
             return
         if "noticed" in facts:
             self._take_notice(facts["rank"], agent)
@@ -261,10 +252,13 @@ class ElasticJob(Job):
         if uid and rank is not None and not facts.keys().isdisjoint(_ENDS):
             told = facts.get("failing", facts.get("cleared", 0))
             self._note_end(agent, number, uid, told if rank.outcome is None else rank.outcome)
-        if "cleared" in facts and number in self._waiting:
-            self._waiting.remove(number)
-            self._start(agent, number - self._first[agent.host.name])
-        if "cleared" in facts and agent.host.name in self._leaving:
+            if "failing" in facts:
+                self._failing.give({number: uid}, time.monotonic())
+        if "ended" in facts or "cleared" in facts:
+            self._failing.end(number)
+        if "cleared" in facts and self.engine.take_waiting(number):
+            self._start(agent, self._hosts.slot(agent, number))
+        if "cleared" in facts and agent.host.name in self._hosts.leaving:
             self._release(agent)
         if not self._has_begun and not self.engine.processes:  # a program that calls no init()
             self.engine.is_over = True
@@ -274,57 +268,62 @@ class ElasticJob(Job):
         if self._is_over():
             return
         now, host = time.monotonic(), agent.host.name
-        first = self._first[host]
         if number < 0:
             self._supply.leaves(host)
             self._have_leave(agent, "it is to be taken away.")
         elif uid := self.engine.processes.get(number):
-            self._limit_stay((number,), now)
-            self._carry_out(self.authority.process_leaves(now, host, number - first, uid))
-
-    def _limit_stay(self, numbers: Iterable[int], now: float) -> None:
-        for number in numbers:
-            if uid := self.engine.processes.get(number):
-                self._leave_by.setdefault(number, (uid, now + self.rules.notice_grace))
+            self._notices.give({number: uid}, now)
+            self._carry_out(self.authority.process_leaves(now, host, self._hosts.slot(agent, number), uid))
 
     def _end_those_who_stay(self, now: float) -> None:
         """Ends ranks that have not left in time after a notice."""
-        for number in [number for number, (_, at) in self._leave_by.items() if now >= at]:
-            uid, _ = self._leave_by.pop(number)
+        for number, uid in self._notices.take_overdue(now).items():
             rank = self.ranks.get(number)
             if self.engine.processes.get(number) == uid and rank is not None:
                 grace = self.rules.notice_grace
                 self.terminal.say(
-                    f"{rank.describe_place()} has not left within {grace:g} s of its notice, and is ended."
+                    f"{rank.describe_place()} has not left within {grace:g} s of its notice, and is ended.",
+                    "rank-killed",
+                    rank=number,
+                    host=rank.host,
                 )
-                self._evict(rank.listed_as, uid)
+                self._evict(self._hosts[rank.listed_as], uid)
+
+    def _end_those_who_have_failed(self, now: float) -> None:
+        """Kills ranks whose program has failed and that do not end, as those that are stopped: their slots wait for that."""
+        for number in self._failing.take_overdue(now):
+            rank, grace = self.ranks[number], self.rules.notice_grace
+            self.terminal.say(
+                f"{rank.describe_place()} has not ended within {grace:g} s of its failure, and is killed.",
+                "rank-killed",
+                rank=number,
+                host=rank.host,
+            )
+            self._hosts[rank.listed_as].send({"do": "evict", "rank": number})
+            rank.was_told_to = True
 
     def _note_end(self, agent: Agent, number: int, uid: str, code: int) -> None:
         """Tells the authority of the end of a process, which comes up to three times: its program's word that it fails, which
         the end of a Python may follow a second later, its own end, and that of all that it has left behind."""
-        on_notice = self._leave_by.pop(number, None) is not None
+        on_notice = self._notices.end(number)
         if self._is_over() or (not self._has_begun and code == 0 and not on_notice):
             return
-        slot = number - self._first[agent.host.name]
-        ended = list(self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code))
+        slot = self._hosts.slot(agent, number)
+        ended = self.authority.process_ended(time.monotonic(), agent.host.name, slot, uid, code)
         self.engine.processes[number] = ""  # the slot is free once nothing is left of it
         self._carry_out(ended)
-        is_told = any(action.kind == "say" for action in ended)
-        is_told |= uid in self._evicted
+        is_told = bool(said_in(ended)) or self.engine.has_evicted(uid)
         if self._has_begun and not is_told and number in self.ranks and self.ranks[number].failure:
-            self.terminal.say(
-                f"{self.ranks[number].describe_failure()} before it had joined the others. Another one is started there after a "
-                "pause."
-            )
+            failure = self.ranks[number].describe_failure()
+            text = f"{failure} before it had joined the others. Another one is started there after a pause."
+            text = f"{failure} when it had left on notice. Its slot stays empty." if on_notice else text
+            self.terminal.say(text, "rank-failed", **self.ranks[number].facts())
 
-    def _note_outcome(self, rank: Rank, outcome: int, at: float) -> None:
+    def _follow_end(self, rank: Rank) -> None:
         if not self._has_begun or self._is_over():
-            super()._note_outcome(rank, outcome, at)
-            return
-        rank.outcome, rank.ended_at, rank.is_connected = outcome, at, False
-        if outcome != 0:
-            rank.failed_at = min(rank.failed_at, at, rank.left_at)
-            self._failures.append(rank)
+            super()._follow_end(rank)
+        elif rank.outcome != 0:
+            self.ends.failures.append(rank)
 
     def _lose(self, agent: Agent) -> None:
         if not self._has_begun or self._is_over():
@@ -335,109 +334,59 @@ class ElasticJob(Job):
             if rank.is_connected and rank.listed_as == agent.host.name:
                 rank.was_told_to = True
                 self._note_outcome(rank, LOST, rank.clock.there(time.monotonic()))
-        first = self._first[agent.host.name]
-        for number in range(first, first + agent.host.slots):
+        for number in self._hosts.numbers(agent):
             self.engine.processes.pop(number, None)
+            self._failing.end(number)
         said = agent.last_words()
         cause = "the connection to its agent has ended."
         if said:
             cause = f"the connection to its agent has ended, which said: {said}"
+        self._trials.lose(agent)
         agent.let_go()
         self.agents.remove(agent)
-        del self.unread[agent]
-        self._notices.pop(agent.host.name, None)
+        self.output.forget(agent)
+        self._notices.hosts.pop(agent.host.name, None)
         self._carry_out(self.authority.host_lost(time.monotonic(), agent.host.name, cause))
         self._note_hosts()
 
     # ---- hosts ----
 
-    def _tell(self, news: list[Host] | ScriptError | Trial) -> None:
-        """Takes what a thread has found out."""
-        self._news.put(news)
-        self._wake()
-
     def _take_news(self, now: float) -> None:
-        while not self._news.empty():
-            news = self._news.get()
-            if isinstance(news, Trial):
-                self._is_trying = False
-                self._take_trial(news, now)
-            elif isinstance(news, ScriptError):
-                if not self._script_failed and not self._is_over():
-                    self.terminal.say(f"{news} The job goes on with the hosts that it has; this is said once.")
-                self._script_failed = True
-            else:
-                self._script_failed = False
-                self._supply.named(news)
+        for trial in self._trials.take(self.terminal, self._is_over):
+            self._take_trial(trial, now)
         if not self._has_begun or self._is_over():
             return
-        present = self._present()
-        for name in self._supply.to_leave(present):
-            if name not in self._leaving:
-                self._have_leave(self._agent_of[name], "--host-discovery-script names it no longer.")
-        host = self._supply.to_try(now, present, self._room()) if self._may_try() else None
-        if host is not None:
-            self._is_trying = True
-            others = [each for name, each in present.items() if name not in self._leaving]
-            threading.Thread(target=self._try, args=(host, others), name="ringtrainrun-try", daemon=True).start()
+        for name in self._supply.to_leave(self._hosts.present()):
+            if name not in self._hosts.leaving:
+                self._have_leave(self._hosts[name], "--host-discovery-script names it no longer.")
+        host = self._trials.next_host(now) if self._may_try() else None
+        if host is not None and self.networks is not None:
+            self._trials.begin(host, self.networks)
 
     def _may_try(self) -> bool:
-        """Whether another host may be checked now. In an allocation of Slurm's there is none to come."""
-        return self._has_begun and not self._is_trying and not self.plan.by_srun and self.networks is not None
-
-    def _present(self) -> dict[str, Host]:
-        """The hosts whose agents can be heard."""
-        return {name: agent.host for name, agent in self._agent_of.items() if agent.is_open}
-
-    def _room(self) -> int:
-        """How many more ranks the job may have."""
-        used = sum(host.slots for name, host in self._present().items() if name not in self._leaving)
-        return self.plan.ranks - used
-
-    def _try(self, host: Host, others: list[Host]) -> None:
-        """Checks a host as those of the start were, beside those that there are; by a thread."""
-        interfaces = self.networks.networks if self.networks else self.plan.interfaces
-        plan = replace(self.plan, hosts=[*others, host], interfaces=interfaces)
-        agent = None
-        try:
-            agents, networks, _ = check_hosts(plan, self.installation, self.environment)
-            agent = agents.pop()
-            hang_up_on(agents)
-            ours = self.networks.networks if self.networks else ()
-            if networks is None or not set(networks.networks) <= set(ours):
-                raise LaunchError(
-                    f"host '{host.name}': it must share one of the job's networks with all other hosts, but of "
-                    f"{', '.join(ours) or 'the loopback'} it shares none. Open one of them."
-                )
-            self._have_it_serve(agent, networks, time.monotonic() + self.plan.start_seconds)
-            self._tell(Trial(host, agent, networks))
-        except Exception as error:  # whatever it is: or no host would be tried any more
-            hang_up_on([agent] if agent else [])
-            known = isinstance(error, (LaunchError, HostError, OSError))
-            text = str(error) if known else f"host '{host.name}': it could not be tried: {error!r}."
-            self._tell(Trial(host, None, None, text))
+        """Whether another host may be checked now."""
+        return self._has_begun and self._trials.is_free and self.networks is not None
 
     def _take_trial(self, trial: Trial, now: float) -> None:
         name, agent = trial.host.name, trial.agent
         if agent is None or trial.networks is None or self.networks is None:
             self._supply.failed(now, name)
-            self.terminal.say(f"{trial.problem} The job goes on without this host, and tries it again later.")
+            self.terminal.say(
+                f"{trial.problem} The job goes on without this host, and tries it again later.",
+                "host-absent",
+                host=name,
+            )
             self._pass_notices_on(now)
             return
         if self._is_over():
             hang_up_on([agent])
             return
         self._use(trial.networks)
-        before = self._agent_of.get(name)
-        if before is None or before.host.slots < trial.host.slots:
-            ends = [self._first[each] + other.host.slots for each, other in self._agent_of.items()]
-            self._first[name] = max(ends, default=0)
-        self._leaving.discard(name)
-        self._agent_of[name] = agent
+        self._hosts.add(agent)
         self.agents.append(agent)
-        self.unread[agent] = 0
         self._listen_to(agent)
-        self.terminal.say(f"host '{name}' has come, with {trial.host.slots} slots.")
+        slots = trial.host.slots
+        self.terminal.say(f"host '{name}' has come, with {slots} slots.", "host-came", host=name, slots=slots)
         self.authority.host_added(trial.host)
         self._note_hosts()
         self._carry_out(self.authority.host_came(now, name))
@@ -448,100 +397,88 @@ class ElasticJob(Job):
         known, self.networks = self.networks, networks
         if known is None or networks.networks == known.networks:
             return
-        for name, agent in self._agent_of.items():
-            if name not in networks.addresses:
-                continue
-            listens = listening(networks.addresses[name], self.plan.ports)
-            self.engine.listens[name] = listens
-            first = self._first[name]
-            for number in range(first, first + agent.host.slots):
-                if uid := self.engine.processes.get(number):
-                    agent.send({"do": "lead", "uid": uid, "frame": "", "because": "", "listens": listens})
+        for agent in self._hosts.all():
+            if agent.host.name in networks.addresses:
+                listens = listening(networks.addresses[agent.host.name], self.plan.ports)
+                self.engine.listen(agent, listens, self._hosts.numbers(agent))
 
     def _have_leave(self, agent: Agent, cause: str) -> None:
         """Has all ranks of a host leave between two steps, and then its agent."""
         now, name = time.monotonic(), agent.host.name
-        self._leaving.add(name)
-        first = self._first[name]
-        self._limit_stay(range(first, first + agent.host.slots), now)
-        self._notices[name] = cause
+        self._hosts.leaving.add(name)
+        self._notices.give(self.engine.on(self._hosts.numbers(agent)), now)
+        self._notices.hosts[name] = cause
         self._pass_notices_on(now)
 
     def _pass_notices_on(self, now: float) -> None:
         """But not where all hosts would leave, and another one is tried, or is to be, which is to take the state over."""
-        present = self._present()
-        stays = any(name not in self._leaving for name in present)
-        if self._notices and not stays and (self._is_trying or self._has_one_to_try(now)):
+        all_leave = not self._hosts.staying()
+        comes = self._trials.is_trying or (self._may_try() and self._trials.next_host(now) is not None)
+        if self._notices.hosts and all_leave and comes:
             return
-        notices, self._notices = self._notices, {}
+        notices, self._notices.hosts = self._notices.hosts, {}
         for name, cause in notices.items():
             self._carry_out(self.authority.host_leaves(now, name, cause))
-            self._release(self._agent_of[name])
+            self._release(self._hosts[name])
 
-    def _has_one_to_try(self, now: float) -> bool:
-        return self._may_try() and self._supply.to_try(now, self._present(), self._room()) is not None
+    def _let_go(self, agent: Agent) -> None:
+        """Of a host that the others' ranks cannot reach: it is tried again as one that was lost, and its network with it."""
+        self.terminal.say(
+            f"host '{agent.host.name}': the networks of the job must reach it, but its ranks were not heard over them. It gets "
+            "ranks again once a check of the network passes.",
+            "host-unreachable",
+            host=agent.host.name,
+        )
+        self._hosts.leaving.add(agent.host.name)
+        self._release(agent)
 
     def _release(self, agent: Agent) -> None:
         """Lets the agent of a host go that leaves, once nobody is left there."""
-        first = self._first[agent.host.name]
-        if not any(number in self.engine.processes for number in range(first, first + agent.host.slots)):
+        if self.engine.is_empty(self._hosts.numbers(agent)):
             agent.send({"do": "end"})
 
     # ---- what follows ----
 
-    def _carry_out(self, actions: Iterable[Action]) -> None:
-        actions = list(actions)
-        because = " ".join(action.columns[0] for action in actions if action.kind == "say")
-        for kind, columns in actions:
-            if kind == "say":
-                self.terminal.say(columns[0])
-            elif kind == "write":
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        because = said_in(actions)
+        for action in actions:
+            kind, host = action.kind, action.host
+            if kind == lib.RT_DO_SAY:
+                self.terminal.say(action.text, "world")
+            elif kind == lib.RT_DO_WRITE:
                 self._has_begun = True
-                self._record(partial(setattr, self.folder, "world", columns[0]))
-                self._note_survived()
-            elif kind in ("send", "evict"):
-                host, uid, frame = columns
-                self._agent_of[host].send({"do": "lead", "uid": uid, "frame": frame, "because": because})
-                if kind == "evict":
-                    self._evict(host, uid)
-            elif kind == "ask":
-                self._answer_for(self._agent_of[columns[0]], columns[1])
-            elif kind == "beat":
-                self._agent_of[columns[0]].send({"do": "beat", "at": time.monotonic()})
-            elif kind == "start":
-                self._start(self._agent_of[columns[0]], int(columns[1]))
-            elif kind == "end":
-                self._reason = columns[0] == "1", columns[1] + self._who_was_on_the_way(columns[1])
+                self._record.note_world(action.frame)
+                self.ends.note_survived()
+            elif kind in (lib.RT_DO_SEND, lib.RT_DO_EVICT):
+                self.engine.lead(self._hosts[host], action.uid, action.frame, because)
+                if kind == lib.RT_DO_EVICT:
+                    self._evict(self._hosts[host], action.uid)
+            elif kind == lib.RT_DO_ASK:
+                self._answer_for(self._hosts[host], action.frame)
+            elif kind == lib.RT_DO_BEAT:
+                self._hosts[host].send({"do": "beat", "at": time.monotonic()})
+            elif kind == lib.RT_DO_START:
+                self._start(self._hosts[host], action.slot)
+            elif kind == lib.RT_DO_LET_GO:
+                self._let_go(self._hosts[host])
+            elif kind == lib.RT_DO_END:
+                running, starting = map(len, self.engine.running())
+                on_the_way = _who_was_on_the_way(action.text, running, starting, self.rules.wait)
+                self._reason = action.well, action.text + on_the_way
                 self.engine.is_over = True
-                self.end_at = time.monotonic() + (SECONDS_TO_REPORT if self._some_still_speak() else 0.0)
+                self.end_at = time.monotonic() + (SECONDS_TO_REPORT if self.ends.some_still_speak() else 0.0)
 
-    def _note_survived(self) -> None:
-        """Another world is formed: what has ended the ones before does not end the job."""
-        for rank in (*self.ranks.values(), *self._failures):
-            rank.is_survived = rank.is_survived or bool(rank.outcome)
-
-    def _who_was_on_the_way(self, reason: str) -> str:
-        """Behind the authority's reason, if it is that there are too few ranks: those that were still to come to init()."""
-        running = [uid for uid in self.engine.processes.values() if uid]
-        starting = len(set(running) - self._called)
-        if not reason.startswith(TOO_FEW) or not starting:
-            return ""
-        return (
-            f" It has waited for {self.rules.wait:g} s (--elastic-timeout) for ranks to call init(), and {starting} of the "
-            f"{len(running)} that run had not come to it. If their imports take longer, give --elastic-timeout more seconds."
-        )
-
-    def _answer_for(self, agent: Agent, frame: str) -> None:
+    def _answer_for(self, agent: Agent, frame: bytes) -> None:
         """Has the ranks of a host say who they are, and tells the authority which there are: it may have lost sight of them."""
         now, host = time.monotonic(), agent.host.name
-        uids = self.engine.on(self._first[host], agent.host.slots)
+        uids = list(self.engine.on(self._hosts.numbers(agent)).values())
         for uid in uids:
-            agent.send({"do": "lead", "uid": uid, "frame": frame, "because": ""})
+            self.engine.lead(agent, uid, frame)
         found = self.taken_up.found.pop(agent, None) if self.taken_up else None
         if found is None:
             self._carry_out(self.authority.host_present(now, host, uids))
             return
-        self._carry_out(self.authority.host_present(now, host, uids, found["record"], found["finished"]))
+        self._carry_out(self.authority.host_present(now, host, uids, from_hex(found["record"]), found["finished"]))
         for number in [number for number, _, noticed in found["processes"] if noticed]:
             self._take_notice(number, agent)
         if found["noticed"]:
@@ -549,35 +486,30 @@ class ElasticJob(Job):
 
     def _start(self, agent: Agent, slot: int) -> None:
         """Starts a rank in a slot, unless there is one; then the end of that one is told to the authority, too."""
-        number = self._first[agent.host.name] + slot
+        numbers = self._hosts.numbers(agent)
+        number = numbers.start + slot
         if self._is_ending() or not agent.is_open:
             return
-        process = self.engine.processes.get(number)
-        if process is None:
+        if self.engine.may_start(number):
             self._tell_start(agent, number, slot)
-            self.engine.start_in(agent, slot, self._first[agent.host.name])
-        elif not process:  # its rank has ended, and something of it is left
-            self._waiting.add(number)
+            self.engine.start_in(agent, slot, numbers.start)
 
     def _tell_start(self, agent: Agent, number: int, slot: int) -> None:
         former = self.ranks.get(number)
         if former is not None and former.outcome is not None:
             seconds = former.clock.there(time.monotonic()) - former.ended_at
             self.terminal.say(
-                f"slot {slot} of host '{agent.host.name}' starts again, {seconds:.1f} s after the end of its last rank."
+                f"slot {slot} of host '{agent.host.name}' starts again, {seconds:.1f} s after the end of its last rank.",
+                "slot-started",
+                host=agent.host.name,
+                slot=slot,
+                seconds=round(seconds, 3),
             )
 
-    def _some_still_speak(self) -> bool:
-        """A rank says that it fails before its traceback is written, and the authority may end the job between the two."""
-        return any(rank.announced is not None and rank.is_connected for rank in self.ranks.values())
-
-    def _evict(self, host: str, uid: str) -> None:
-        self._evicted.add(uid)
-        for number, process in self.engine.processes.items():
-            if process == uid:
-                self._agent_of[host].send({"do": "evict", "rank": number})
-                if number in self.ranks:
-                    self.ranks[number].was_told_to = True
+    def _evict(self, agent: Agent, uid: str) -> None:
+        number = self.engine.evict(agent, uid)
+        if number in self.ranks:
+            self.ranks[number].was_told_to = True
 
     # ---- end ----
 
@@ -594,16 +526,19 @@ class ElasticJob(Job):
             return super()._conclude()
         well, text = self._reason
         if well:
-            for loss in self._losses():
-                self.terminal.say(f"{loss.place}: {loss}.")
-            if left := describe_remains(self.ranks.values(), self.strays):
-                self.terminal.say(left)
+            self.output.say_losses()
+            if left := self.ends.remains():
+                self.terminal.say(left, "left-over")
             return 0
-        self.terminal.say(text)
-        blame_survived([*self.ranks.values(), *self._failures])
-        if not any(rank.failure for rank in self.ranks.values()):
-            followed = [rank for rank in self._failures if rank.failure]  # by others in their slots
-            if not followed:  # all have left because they were told to
-                return 1
-            self.ranks[followed[-1].number] = followed[-1]
-        return super()._conclude() or 1
+        self.terminal.say(text, "job-ended")
+        return super()._conclude() or 1 if self.ends.blame() else 1
+
+
+def _who_was_on_the_way(reason: str, running: int, starting: int, wait: float) -> str:
+    """Behind the authority's reason, if it is that there are too few ranks: those that were still to come to init()."""
+    if not reason.startswith(TOO_FEW) or not starting:
+        return ""
+    return (
+        f" It has waited for {wait:g} s (--elastic-timeout) for ranks to call init(), and {starting} of the {running} that run had "
+        "not come to it. If their imports take longer, give --elastic-timeout more seconds."
+    )

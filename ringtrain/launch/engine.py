@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ringtrain.agent_protocol import RankNews
+from ringtrain._rendezvous.agent_protocol import RankNews
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.reach import Agent

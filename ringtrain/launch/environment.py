@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from ringtrain._rendezvous.meeting import endpoint
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import OF_THE_ENGINE, Plan
-from ringtrain.meeting import endpoint
 
 LEAST_COLUMNS = 20
 SYSTEM_PREFIXES = ("/usr", "/usr/local")  # of every user, whose own PATH says what comes first

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import ringtrain as rt
-from ringtrain import context as contexts
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.mpi import version_text
 from ringtrain.errors import RingtrainError
 from ringtrain.errors import TimeoutError as RanksLateError
 from ringtrain.launch import cuda_aware, links, progress
@@ -36,7 +37,6 @@ from ringtrain.launch.throughput import (
     Throughput,
 )
 from ringtrain.launch.versions import version_of
-from ringtrain.mpi import version_text
 
 COPY_BYTES = 64 << 20
 FEWEST_BYTES = 64 << 10  # of an allreduce that is measured

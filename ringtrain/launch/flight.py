@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ringtrain import flights
+from ringtrain._runtime import flights
 from ringtrain.errors import InvalidArgumentError
 
 

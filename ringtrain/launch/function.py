@@ -65,11 +65,12 @@ def run(
     cloudpickle; functions of notebooks, of the main script and lambdas will do.
 
     Args:
-        func: what to call; `args` and `kwargs` are the same on every rank.
+        func: what to call.
+        args, kwargs: its arguments, the same on every rank.
         num_proc: number of ranks; `np` is short for it.
         min_num_proc, max_num_proc: bounds around `num_proc`, which stays the number of ranks; also `min_np`, `max_np`.
         slots: ranks that each host may run that `hosts` or `hostfile` name without a number.
-        hosts: as -H of ringtrainrun, such as "node-a:4,node-b:4"; or a `hostfile`.
+        hosts, hostfile: as -H of ringtrainrun, such as "node-a:4,node-b:4"; or a file of them.
         start_timeout, ssh_port, ssh_identity_file, output_filename, verbose, mpi_args: the flags of ringtrainrun.
         network_interfaces: a list of names or networks, or one text with commas. `network_interface` is its older name.
         use_mpi: take mpirun in a Slurm allocation too.

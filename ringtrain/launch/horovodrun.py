@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from ringtrain import probes
+from ringtrain._bootstrap import probes
 from ringtrain.launch.agent.command import OF_HOROVODRUN
 from ringtrain.launch.cli import main, ringtrainrun
 from ringtrain.launch.versions import version_of

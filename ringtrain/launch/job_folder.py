@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ringtrain.durable import replaced
+from ringtrain._binding.durable import replaced
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.hosts import Host
@@ -155,16 +155,16 @@ class JobFolder:
         self._write("job", outline.text().encode())
 
     @property
-    def world(self) -> str:
-        """The authority's record, in hexadecimal; "" before the first world."""
+    def world(self) -> bytes:
+        """The authority's record; empty before the first world."""
         try:
-            return self._read("world").hex()
+            return self._read("world")
         except FileNotFoundError:
-            return ""
+            return b""
 
     @world.setter
-    def world(self, record: str) -> None:
-        self._write("world", bytes.fromhex(record))
+    def world(self, record: bytes) -> None:
+        self._write("world", record)
 
     def remove(self) -> None:
         """The job is over."""

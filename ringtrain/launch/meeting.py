@@ -10,8 +10,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtrain.agent_protocol import Arrival, Introduce
-from ringtrain.meeting import SECRET_BYTES, named, of_the_late
+from ringtrain._rendezvous.agent_protocol import Arrival, Introduce
+from ringtrain._rendezvous.meeting import SECRET_BYTES, named, of_the_late
 
 LET_ALL_COME = "Let the program call init() on every rank before it ends, or start only as many ranks as do."
 

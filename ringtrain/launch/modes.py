@@ -1,6 +1,6 @@
 """Modes of sending gradients between hosts: what each sends, what it risks, and how long a batch takes with it.
 
-All of this is pure. `doctor` foretells with it, and `ringtrain bench compress` measures the same modes beside it.
+All of this is pure. `doctor` foretells with it, and `python -m benchmarks compress` measures the same modes beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 # By compression, how many times fewer bytes travel than of float32.
 SHRINKS = {"none": 1.0, "bf16": 2.0, "fp16": 2.0, "int8": 1024 / 260, "int4": 512 / 66}
 # Of the shorter of computing and sending, what even a good overlap adds to the longer one: the last gradients are there
-# only when all is computed. `ringtrain bench overlap` measures it.
+# only when all is computed. `python -m benchmarks overlap` measures it.
 REST = 0.15
 # Beyond computing alone, what a batch may take in a mode that "pays".
 LITTLE = 1.15
@@ -89,7 +89,7 @@ MODES = [
 ]
 
 
-FURTHER = ("powersgd-2", "fragments=4")  # what `bench compress` measures beside the modes
+FURTHER = ("powersgd-2", "fragments=4")  # what `benchmarks compress` measures beside the modes
 STREAMING = {"every": 32, "fragments": 4, "overlap": 4}  # what the doctor names beside the modes
 
 

@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from ringtrain._rendezvous.launcher import SLURM_PLUGINS, UCX_SETTINGS
 from ringtrain.launch.plan import Plan
-from ringtrain.launcher import SLURM_PLUGINS, UCX_SETTINGS
 
 NAME = "MPICH"
 PROGRAMS = ("mpiexec.hydra", "mpiexec.mpich", "mpiexec")
@@ -15,6 +15,7 @@ WORDS_OF_PROGRAMS = ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")  # some of the
 SLURM_PLUGIN = SLURM_PLUGINS[NAME]
 # Where a rank finds its rank, the number of ranks, and both within its host.
 RANK_VARIABLES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+MOST_RAILS = 16  # of UCX
 # What MPI_Abort writes on the stderr of the rank that called it, with the exit code.
 ABORT = re.compile(rb"Abort\((\d+)\) on node .* application called MPI_Abort")
 
@@ -51,6 +52,8 @@ def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
     settings = dict(UCX_SETTINGS) if plan.verbose else {**UCX_SETTINGS, "UCX_LOG_LEVEL": "error"}
     if plan.has_remote_hosts:
         settings["HYDRA_LAUNCHER_EXTRA_ARGS"] = shlex.join(plan.ssh.options)
+    if len(networks) > 1:  # else what UCX does not send by a rendezvous, large messages over TCP among it, goes by one
+        settings["UCX_MAX_EAGER_RAILS"] = str(min(len(networks), MOST_RAILS))
     first, last = plan.ports
     if first:
         settings |= {

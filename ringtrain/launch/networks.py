@@ -1,13 +1,13 @@
 """Which networks the hosts of a job share, decided from a connection test; pure. Used by `preflight`.
 
 Not by name: interfaces are called differently on each host, and one such as docker0 has the same address everywhere and
-leads nowhere. Each agent listens on all its addresses and tries those of all the others; see `agent.Networks`.
+leads nowhere. Each agent listens on all its addresses and tries those of others; see `agent.Networks`.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -67,9 +67,28 @@ def names_loopback(interfaces: Sequence[str]) -> bool:
     )
 
 
-# (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not
+MOST_THAT_ALL_CALL = 8  # hosts of which each calls all others
+
+# (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not; of those that were tried
 Reached = Mapping[tuple[str, str, str], str]
 Way = tuple[str, str, Address]  # who calls, who is called, and where
+
+
+def callees(hosts: Sequence[str], news: Collection[str] = ()) -> dict[str, list[str]]:
+    """Whom each host calls in a test: all others; of many hosts those that are 1, 2, 4, ... places further, and the first.
+
+    So the hosts of any part of them call the rest and are called, in connections that grow as N log N. All ranks call the first
+    host when they meet, and their neighbour in rings.
+
+    news: hosts that come to the others, which have been tested: calls between those are left out.
+    """
+    count = len(hosts)
+    steps = range(1, count) if count <= MOST_THAT_ALL_CALL else [1 << each for each in range((count - 1).bit_length())]
+    called = {}
+    for place, host in enumerate(hosts):
+        own = dict.fromkeys([*(hosts[(place + step) % count] for step in steps), hosts[0]])
+        called[host] = [each for each in own if each != host and (not news or host in news or each in news)]
+    return called
 
 
 def choose(
@@ -124,14 +143,14 @@ def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
 
 
 def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, object], reached: Reached) -> bool:
-    return all(reached[other, host, address.address] == "" for other in addresses if other != host)
+    return all(reached.get((other, host, address.address), "") == "" for other in addresses if other != host)
 
 
 def _ways_lost(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> int:
     """How many ways between this host and another there are none of, each direction counted."""
 
     def is_lost(one: str, other: str) -> bool:
-        return not any(reached[one, other, address.address] == "" for address in addresses[other])
+        return not any(reached.get((one, other, address.address), "") == "" for address in addresses[other])
 
     return sum(is_lost(one, other) for pair in addresses if pair != host for one, other in ((pair, host), (host, pair)))
 
@@ -146,7 +165,7 @@ def _losing(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> lis
         for other, own in addresses.items()
         for address in own
         for one in addresses
-        if one != other and reached[one, other, address.address] == LOSES_LARGE
+        if one != other and reached.get((one, other, address.address)) == LOSES_LARGE
     ]
 
 
@@ -194,7 +213,7 @@ def _explain_none(host: str, others: Sequence[str]) -> str:
 
 def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:
     failed = [
-        next((other, address) for other in addresses if other != host and reached[other, host, address.address])
+        next((other, address) for other in addresses if other != host and reached.get((other, host, address.address)))
         for address in addresses[host]
     ]
     # An address that the caller has itself, as each host has that of docker0, leads nowhere and says nothing.

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from ringtrain._rendezvous.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, UCX_SETTINGS
 from ringtrain.launch.networks import is_ipv6
 from ringtrain.launch.plan import Plan
-from ringtrain.launcher import OPENMPI_TCP_SETTINGS, SLURM_PLUGINS, UCX_SETTINGS
 
 NAME = "Open MPI"
 PROGRAMS = ("mpirun.openmpi", "mpirun")

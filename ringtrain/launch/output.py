@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from ringtrain.launch.log import STREAMS, Fact, Form, Text
 from ringtrain.launch.writing import PIECE_OF_FILE_BYTES, AtOnce, Loss, ObjectSink, Patience, Sink, Writer
 
-NAMES = ("stdout", "stderr")  # of a rank's files
 OF_A_RANK = re.compile(r"rank\.\d+")
 LOG_LINES = 50
 LONGEST_OF_THE_ENGINE = 64 << 10  # bytes after which a line of the engine is cut
@@ -61,13 +61,14 @@ class Terminal:
     file or a pipe only its last state goes, when the program ends the line.
 
     Attributes:
-        shows_time: whether date and time are before each line.
+        shows_time: whether date and time are before each line, if it is for people, and in the files of ranks.
     """
 
     shows_time = False
 
     def __init__(self, stdout: BinaryIO, stderr: BinaryIO):
-        self.live = stderr.isatty()
+        self._form: Form = Text()
+        self._is_terminal = stderr.isatty()
         self.lines = 0  # written so far
         self._progress = b""
         self._sinks = {1: _sink("stdout", stdout), 2: _sink("stderr", stderr)}
@@ -76,6 +77,15 @@ class Terminal:
         self._writers: dict[Sink, Writer | AtOnce] = {
             sink: AtOnce() if isinstance(sink, ObjectSink) else Writer(sink.loss.place) for sink in self._sinks.values()
         }
+
+    @property
+    def live(self) -> bool:
+        """Whether progress bars are drawn."""
+        return self._is_terminal and self._form.is_for_people
+
+    def take_form(self, form: Form, shows_time: bool) -> None:
+        """Has lines look so from now on."""
+        self._form, self.shows_time = form, shows_time
 
     @property
     def is_read(self) -> bool:
@@ -105,7 +115,7 @@ class Terminal:
     def write_line(self, stream: int, text: bytes) -> None:
         """Writes one line to stdout (1) or stderr (2), above the progress bar if there is one."""
         self._erase_progress()
-        self._put(stream, self.stamp() + text + b"\n")
+        self._put(stream, (self.stamp() if self._form.is_for_people else b"") + text + b"\n")
         self.lines += 1
         self._draw_progress()
 
@@ -113,11 +123,23 @@ class Terminal:
         """What is before a line that is written now."""
         return time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self.shows_time else b""
 
-    def say(self, text: str) -> None:
-        """Writes what the launcher itself has to say, each of its lines marked so; to stderr, or where that takes nothing to stdout."""
+    def write_of_rank(self, rank: int, stream: int, text: bytes) -> None:
+        """Writes one line of a rank."""
+        self.write_line(stream, self._form.of_rank(rank, stream, text))
+
+    def write_of_engine(self, stream: int, text: bytes) -> None:
+        """Writes one line of mpirun's or srun's."""
+        self.write_line(stream, self._form.of_engine(stream, text))
+
+    def say(self, text: str, kind: str = "remark", **facts: Fact) -> None:
+        """Writes what the launcher itself has to say, of a kind of `log`; to stderr, or where that takes nothing to stdout."""
         stream = 1 if self._sinks[2].loss.size and not self._sinks[1].loss.size else 2
-        for line in text.splitlines():
-            self.write_line(stream, b"ringtrainrun: " + line.encode(errors="backslashreplace"))
+        for line in self._form.of_event(kind, text, facts):
+            self.write_line(stream, line)
+
+    def note(self, kind: str, **facts: Fact) -> None:
+        """Writes what only programs want to be told."""
+        self.say("", kind, **facts)
 
     def show_progress(self, text: bytes) -> None:
         """Replaces the progress bar; b"" removes it."""
@@ -189,7 +211,7 @@ class RankFiles:
     def file(self, rank: int, stream: int) -> RankFile:
         """The file of one stream; made if it is not there."""
         place = Path(self.folder) / f"rank.{rank:0{len(str(self.ranks - 1))}d}"
-        file = RankFile(self.loss, place / NAMES[stream - 1], self.writer)
+        file = RankFile(self.loss, place / STREAMS[stream - 1], self.writer)
         file.put(b"")
         return file
 
@@ -235,9 +257,12 @@ def keep_earlier(folder: str) -> int:
     Of all ranks, so that a job of fewer ones leaves no file that looks like its own. Raises OSError.
     """
     found = [
-        path for name in NAMES for path in Path(folder).glob(f"rank.*/{name}*") if OF_A_RANK.fullmatch(path.parent.name)
+        path
+        for name in STREAMS
+        for path in Path(folder).glob(f"rank.*/{name}*")
+        if OF_A_RANK.fullmatch(path.parent.name)
     ]
-    left = [path for path in found if path.name in NAMES]
+    left = [path for path in found if path.name in STREAMS]
     if not left:
         return 0
     number = 1 + max(int(path.suffix[1:]) if path.suffix[1:].isdecimal() else 0 for path in found)
@@ -302,7 +327,7 @@ class RankStream:
     ):
         self.terminal = terminal
         self.stream = stream
-        self.tag = b"[%d] " % rank
+        self.rank = rank
         self.target = target
         self._is_within_line = False  # of the file
         self.shows_progress = rank == 0 and target is None
@@ -326,7 +351,7 @@ class RankStream:
             state = last_state(bytes(self._partial))
             self._partial = bytearray(b"\r" + state)
             if self.shows_progress:
-                self.terminal.show_progress(self.tag + state)
+                self.terminal.show_progress(b"[%d] " % self.rank + state)
         while len(self._partial) > self._longest:
             self._write(bytes(self._partial[: self._longest]))
             del self._partial[: self._longest]
@@ -353,14 +378,14 @@ class RankStream:
         if self.shows_progress and b"\r" in line:
             self.terminal.show_progress(b"")
         if self.target is None:
-            self.terminal.write_line(self.stream, self.tag + text)
+            self.terminal.write_of_rank(self.rank, self.stream, text)
             self.last_line = self.terminal.lines
         if self.kept.most_bytes:
             self.kept.append(text)
 
     def ending(self) -> list[bytes]:
-        """The traceback that this stream ended with, or else its last lines; tagged."""
-        return [self.tag + line for line in last_traceback(list(self.kept)) or list(self.kept)[-LOG_LINES:]]
+        """The traceback that this stream ended with, or else its last lines."""
+        return last_traceback(list(self.kept)) or list(self.kept)[-LOG_LINES:]
 
 
 class EngineStream:
@@ -390,7 +415,7 @@ class EngineStream:
     def _pass_on(self, line: bytes) -> None:
         self.hears(line)
         if self.shows(line):
-            self.terminal.write_line(self.stream, line)
+            self.terminal.write_of_engine(self.stream, line)
 
 
 def last_state(line: bytes) -> bytes:

@@ -52,6 +52,7 @@ class Plan:
     ports: tuple[int, int] = (0, 0)
     folder: str = ""
     shows_time: bool = False
+    log_json: bool = False
     function_folder: str = ""
     engine_arguments: tuple[str, ...] = ()
     binding_arguments: tuple[str, ...] = ()

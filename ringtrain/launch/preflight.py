@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ringtrain.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Target
+from ringtrain._rendezvous.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Request, Target
 from ringtrain.launch import mpich, progress, srun
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.networks import Address, Chosen, choose, names_loopback
+from ringtrain.launch.networks import Address, Chosen, callees, choose, names_loopback
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent, HostBusyError, HostError, HostNotThereError, hang_up_on
 from ringtrain.launch.shells import SrunShell
@@ -32,6 +32,28 @@ SECONDS_TO_TRY_AGAIN = 1.0
 SECONDS_BETWEEN_NEWS = 0.5  # for who looks at a terminal
 SECONDS_UNTIL_MORE, SECONDS_BETWEEN_MORE = 5.0, 60.0  # for who reads a log: which hosts are waited for
 MOST_NAMES = 5
+
+
+class Beside(NamedTuple):
+    """Agents that serve the job already, beside which others come. ask: one of them, until a deadline; raises HostError."""
+
+    agents: Sequence[Agent]
+    ask: Callable[[Agent, Request, float], Any]
+
+
+class Tried(NamedTuple):
+    """What has come of a test: where each host listens, what was reached, and addresses of each that may not be used."""
+
+    listening: dict[str, Addresses]
+    addresses: dict[str, list[Address]]
+    reached: dict[tuple[str, str, str], str]
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        return {host: known["left_out"] for host, known in self.listening.items()}
+
+
+NOBODY = Beside((), lambda agent, request, deadline: None)
 
 
 class Checked(NamedTuple):
@@ -54,12 +76,14 @@ def check_hosts(
     environment: Mapping[str, str],
     say: Callable[[str], None] = lambda text: None,
     least: int | None = None,
+    beside: Beside = NOBODY,
 ) -> Checked:
     """Starts an agent on every host of the plan.
 
     Args:
         say: is told which hosts are waited for, if that lasts.
         least: slots with which the job starts if other hosts are down; None if all hosts must be there.
+        beside: agents of the job's other hosts, which serve.
 
     Raises LaunchError, after it has hung up on all, if a host cannot take part.
     """
@@ -91,11 +115,12 @@ def check_hosts(
             problems += problems_of(agent.host.name, agent.host.slots, answer, installation, plan.shares_gpus)
         _refuse(problems)
         _refuse(_machines_named_twice(facts))
-        several = len(plan.hosts) + len(plan.spare) > 1 or plan.script is not None  # others may come
+        # Others may come.
+        several = len(plan.hosts) + len(plan.spare) + len(beside.agents) > 1 or plan.script is not None
         # One host needs no network, but a name that it does not have is a mistake there as well.
         loopback = names_loopback(plan.interfaces)
-        asks = len(agents) > 1 or ((several or plan.interfaces) and not loopback)
-        found = _test_networks(agents, plan, deadline) if asks else None
+        asks = len(agents) + len(beside.agents) > 1 or ((several or plan.interfaces) and not loopback)
+        found = _test_networks(agents, plan, deadline, beside) if asks else None
         networks = found if several else None
         if networks and networks.is_ipv6 and mpich.owns(installation.version):
             raise LaunchError(
@@ -168,7 +193,7 @@ def problems_of(
     return told
 
 
-def _machines_named_twice(facts: Mapping[str, HostFacts]) -> list[str]:
+def _machines_named_twice(facts: Mapping[str, HostFacts] | Mapping[str, Addresses]) -> list[str]:
     first: dict[tuple, str] = {}
     told = []
     for host, known in facts.items():
@@ -229,40 +254,57 @@ def _describe(
     return agent.ask(deadline, request)
 
 
-def _test_networks(agents: list[Agent], plan: Plan, deadline: float) -> Chosen:
-    nonces = {agent.host.name: secrets.token_hex(16) for agent in agents}
+def _test_networks(agents: list[Agent], plan: Plan, deadline: float, beside: Beside) -> Chosen:
+    """The networks of these hosts, and of those beside them. Raises HostError, LaunchError."""
+    tried = _try_networks(agents, plan, deadline, beside)
+    if beside.agents:
+        _refuse(_machines_named_twice(tried.listening))
+    chosen = choose(tried.addresses, tried.reached, tried.left_out)
+    if isinstance(chosen, str):
+        raise LaunchError(chosen)
+    return replace(chosen, rdma_ports={host: known["rdma_ports"] for host, known in tried.listening.items()})
+
+
+def _try_networks(agents: list[Agent], plan: Plan, deadline: float, beside: Beside) -> Tried:
+    """Has hosts call each other; those that are beside others call these alone."""
+    everyone = [*(agent for agent in beside.agents if agent not in agents), *agents]
+    nonces = {agent.host.name: secrets.token_hex(16) for agent in everyone}
+
+    def ask(agent: Agent, request: Request) -> Any:
+        return beside.ask(agent, request, deadline) if agent in beside.agents else agent.ask(deadline, request)
 
     def listen(agent: Agent) -> Addresses:
         how: Listener = {"nonce": nonces[agent.host.name], "ports": plan.ports, "interfaces": plan.interfaces}
-        return agent.ask(deadline, {"do": "listen", "listener": how})
+        return ask(agent, {"do": "listen", "listener": how})
 
-    listening = _of_each(agents, listen)
-    addresses = {host: [Address(*each) for each in known["addresses"]] for host, known in listening.items()}
-    targets = [(host, address) for host, own in addresses.items() for address in own]
+    try:
+        listening = _of_each(everyone, listen)
+        addresses = {host: [Address(*each) for each in known["addresses"]] for host, known in listening.items()}
+        called = callees(list(addresses), {agent.host.name for agent in agents} if beside.agents else ())
 
-    def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
-        others = [(host, address) for host, address in targets if host != agent.host.name]
-        tried: list[Target] = [(address.address, address.port, nonces[host]) for host, address in others]
-        answers: Reached = agent.ask(deadline, {"do": "connect", "targets": tried})
-        return {
-            (agent.host.name, host, address.address): answer
-            for (host, address), answer in zip(others, answers["reached"], strict=True)
-        }
+        def connect(agent: Agent) -> dict[tuple[str, str, str], str]:
+            others = [(host, address) for host in called[agent.host.name] for address in addresses[host]]
+            tried: list[Target] = [(address.address, address.port, nonces[host]) for host, address in others]
+            answers: Reached = ask(agent, {"do": "connect", "targets": tried}) if tried else {"reached": []}
+            return {
+                (agent.host.name, host, address.address): answer
+                for (host, address), answer in zip(others, answers["reached"], strict=True)
+            }
 
-    reached = {key: why for results in _of_each(agents, connect).values() for key, why in results.items()}
-    chosen = choose(addresses, reached, {host: known["left_out"] for host, known in listening.items()})
-    if isinstance(chosen, str):
-        raise LaunchError(chosen)
-    return replace(chosen, rdma_ports={host: known["rdma_ports"] for host, known in listening.items()})
+        reached = {key: why for results in _of_each(everyone, connect).values() for key, why in results.items()}
+    finally:
+        for agent in beside.agents:
+            agent.send({"do": "listen no more"})
+    return Tried(listening, addresses, reached)
 
 
-def _of_each(agents: list[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told]:
+def _of_each(agents: Sequence[Agent], ask: Callable[[Agent], Told]) -> dict[str, Told]:
     """Asks all agents at once; the answers by host. Raises LaunchError with what was wrong on each."""
     return _answers(_ask_each(agents, ask))
 
 
 def _ask_each(
-    agents: list[Agent], ask: Callable[[Agent], Told], say_more: Callable[[], None] = lambda: None
+    agents: Sequence[Agent], ask: Callable[[Agent], Told], say_more: Callable[[], None] = lambda: None
 ) -> dict[str, Told | HostError]:
     """Asks all agents at once; by host the answer, or why there is none. say_more: is called now and then while that lasts."""
     with ThreadPoolExecutor(len(agents)) as pool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType
 
-    from ringtrain.agent_protocol import RankNews, Welcome
+    from ringtrain._rendezvous.agent_protocol import RankNews, Welcome
 
 FORWARDED = (
     signal.SIGHUP,

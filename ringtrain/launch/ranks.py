@@ -68,6 +68,13 @@ class Rank:
         """Whether another rank is the reason of its failure."""
         return self.follows or self.was_ended_for_a_peer
 
+    def facts(self) -> dict[str, str | int]:
+        """For programs: which rank, where, and how it ended."""
+        code = self.failure or self.outcome
+        ended = {} if code is None else {"code": code}
+        because = {"because": self.because} if self.follows and self.because else {}
+        return {"rank": self.number, "host": self.host, **ended, **because}
+
     def describe_failure(self) -> str:
         """For people: which rank, where, and how it ended."""
         if self.failure < 0:

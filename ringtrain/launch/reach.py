@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ringtrain.agent_protocol import Request
+from ringtrain._rendezvous.agent_protocol import Request
 from ringtrain.launch.agent.link import MARK, edition
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.clocks import HostClock

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ringtrain.agent_protocol import Serving, TakeOver
+from ringtrain._rendezvous.agent_protocol import Serving, TakeOver
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job_folder import JobFolder, Outline
 from ringtrain.launch.mpi import LaunchError

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+SHORT_LIFE = 60.0  # seconds: whoever goes so soon after it was let in may do so again and again
+
 
 @dataclass
 class Seat:
     """A process: uid, the name of its host in this job, its slot there, when it was heard last, and how far it is.
 
-    is_let_in: it is one of the job's. is_out: it was evicted, and is not to be counted any more, though it may still be there.
+    is_let_in: it is one of the job's. since: when that was. is_out: it was evicted, and is not to be counted any more, though it
+    may still be there.
     """
 
     uid: str
@@ -23,17 +26,30 @@ class Seat:
     heard: float
     is_let_in: bool = False
     is_out: bool = False
+    since: float = float("-inf")
 
 
 class Seats:
     """The processes that have come, in their order.
 
     minimum, maximum: of ranks. gather: seconds from the moment in which there were enough to the first world. patience:
-    seconds of silence after which another process may have the place. has_begun: there has been a world before.
+    seconds of silence after which another process may have the place. has_begun: there has been a world before. pauses: seconds
+    that a slot stays empty when a second process has lived there for a short time, and at most; each further one doubles them.
     """
 
-    def __init__(self, minimum: int, maximum: int, gather: float, patience: float, has_begun: bool):
+    def __init__(
+        self,
+        minimum: int,
+        maximum: int,
+        gather: float,
+        patience: float,
+        has_begun: bool,
+        pauses: tuple[float, float] = (0.0, 0.0),
+    ):
         self.minimum, self.maximum = minimum, maximum
+        self._first_pause, self._longest_pause = pauses
+        self._short_lives: dict[tuple[str, int], int] = {}  # in a row, by host and slot
+        self._pauses: dict[tuple[str, int], float] = {}  # until when
         self.gather, self.patience = gather, patience
         self._has_gathered = has_begun
         self._enough_since: float | None = None
@@ -77,18 +93,27 @@ class Seats:
         """A host has this name since before."""
         self._names[hostname, machine] = host
 
-    def go(self, uid: str) -> None:
-        """It is not there any more."""
-        self._seats.pop(uid, None)
+    def go(self, now: float, uid: str) -> float:
+        """It is not there any more. Returns for how many seconds its slot stays empty."""
+        seat = self._seats.pop(uid, None)
+        if seat is None or not seat.is_let_in:
+            return 0.0
+        place = seat.host, seat.slot
+        lives = self._short_lives[place] = self._short_lives.get(place, 0) + 1 if now < seat.since + SHORT_LIFE else 0
+        pause = min(self._first_pause * 2.0 ** (lives - 2), self._longest_pause) if lives > 1 else 0.0
+        if pause:
+            self._pauses[place] = now + pause
+        return pause
 
     def let_in(self, now: float) -> list[Seat]:
         """Who may come in now, the oldest first."""
         if not self._may_begin(now):
             return []
+        self._pauses = {place: end for place, end in self._pauses.items() if now < end}
         room = self.maximum - self._count(now)
-        chosen = self.waiting()[: max(0, room)]
+        chosen = [seat for seat in self.waiting() if (seat.host, seat.slot) not in self._pauses][: max(0, room)]
         for seat in chosen:
-            seat.is_let_in = True
+            seat.is_let_in, seat.since = True, now
         return chosen
 
     def are_full(self, now: float) -> bool:
@@ -97,9 +122,10 @@ class Seats:
 
     def next_time(self) -> float:
         """When `let_in` may answer otherwise though nobody comes or goes."""
-        if self._has_gathered or self._enough_since is None:
-            return float("inf")
-        return self._enough_since + self.gather
+        if self._has_gathered:
+            never = float("inf")
+            return min((self._pauses.get((seat.host, seat.slot), never) for seat in self.waiting()), default=never)
+        return float("inf") if self._enough_since is None else self._enough_since + self.gather
 
     def _may_begin(self, now: float) -> bool:
         there = len(self._seats)

@@ -1,8 +1,8 @@
 """An authority that runs alone, beside processes that an engine of the user's starts and starts again: `ringtrain authority`.
 
-It starts nothing. Processes call it (`ringtrain.server`), `seats` says who may be a rank, the authority numbers their worlds, and this
-carries out what both decide. The kernel's word that a connection is closed tells of the end of its process; a network that
-carries nothing tells of nothing, and is left to the bound of silence.
+It starts nothing. Processes call it (`ringtrain._rendezvous.server`), `seats` says who may be a rank, the authority numbers
+their worlds, and this carries out what both decide. The kernel's word that a connection is closed tells of the end of its
+process; a network that carries nothing tells of nothing, and is left to the bound of silence.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ringtrain.launch.authority import SILENCE, Action, Authority, Rules
+from ringtrain._binding._native import from_hex, lib
+from ringtrain._rendezvous.server import ENDED, Connection, Server
+from ringtrain.launch.authority import SILENCE, Action, Authority, Rules, said_in
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seat, Seats
-from ringtrain.server import ENDED, Connection, Server
 from ringtrain.version import __version__
 
 SECONDS_BETWEEN_BEATS = 1.0
 SECONDS_FOR_LAST_WORDS = 2.0
 PATIENCE = SILENCE + 2.0  # with which the authority gives up who is silent
+PAUSES = 10.0, 60.0  # seconds that a slot stays empty in which processes end soon: the first time, and at most
 GONE = "its connection has ended."
 ENDED_WELL = "the job has come to its end before this process could join it."
 TOLD_TO_LEAVE = "it is told to leave before it could join the job."
@@ -54,7 +56,7 @@ class Service:
         self._began = self._next_beat = time.monotonic()
         self._goes_on = record is not None and bool(record.world)
         self._record = record or Record(secrets.token_hex(8))
-        self._seats = Seats(terms.rules.minimum, terms.maximum, terms.gather, PATIENCE, self._goes_on)
+        self._seats = Seats(terms.rules.minimum, terms.maximum, terms.gather, PATIENCE, self._goes_on, PAUSES)
         self._caller_of: dict[str, Connection] = {}
         self._told_to_wait: set[str] = set()
         self._authority: Authority | None = None  # of a job that goes on once the first of its ranks has called
@@ -207,7 +209,7 @@ class Service:
             self._note_finished(caller, seat)
         elif seat.is_let_in and self._authority is not None:
             if "control" in said:
-                self._carry_out(self._authority.arrived(now, seat.host, said["control"]))
+                self._carry_out(self._authority.arrived(now, seat.host, from_hex(said["control"])))
             else:
                 self._carry_out(self._authority.host_heard(now, seat.host))
 
@@ -224,14 +226,19 @@ class Service:
             self._file.write(self._record)
         self._server.send(caller, {"kept": 1})
         if seat.is_let_in and self._authority is not None:
-            self._carry_out(self._authority.host_present(time.monotonic(), seat.host, (), "", True))
+            self._carry_out(self._authority.host_present(time.monotonic(), seat.host, (), finished=True))
 
     def _note_gone(self, uid: str) -> None:
-        seat = self._seats.of(uid)
-        self._seats.go(uid)
+        seat, now = self._seats.of(uid), time.monotonic()
+        pause = self._seats.go(now, uid)
         self._told_to_wait.discard(uid)
+        if seat is not None and pause:
+            self._say(
+                f"Processes in slot {seat.slot} of host '{seat.host}' end soon after they have come, again and again. The next one waits "
+                f"for {pause:g} s."
+            )
         if seat is not None and seat.is_let_in and self._authority is not None:
-            self._carry_out(self._authority.process_gone(time.monotonic(), seat.host, seat.slot, uid, GONE))
+            self._carry_out(self._authority.process_gone(now, seat.host, seat.slot, uid, GONE))
 
     # ---- who may come in ----
 
@@ -259,7 +266,7 @@ class Service:
         """Has the authority know of a process, which then says who it is."""
         if self._authority is None:
             self._authority = Authority(
-                [], self._terms.rules, self._terms.rules.launcher_grace, now, self._record.world
+                [], self._terms.rules, self._terms.rules.launcher_grace, now, from_hex(self._record.world)
             )
         self._carry_out(self._authority.process_came(now, seat.host, seat.slot, seat.uid))
 
@@ -269,33 +276,32 @@ class Service:
 
     # ---- what follows ----
 
-    def _carry_out(self, actions: Iterable[Action]) -> None:
-        actions = list(actions)
-        because = " ".join(action.columns[0] for action in actions if action.kind == "say")
-        for kind, columns in actions:
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        because = said_in(actions)
+        for action in actions:
             if self._code is not None:
                 return
-            if kind == "say":
-                self._say(columns[0])
-            elif kind == "write":
-                self._record.world, self._record.seats = columns[0], self._seats.taken()
+            kind = action.kind
+            if kind == lib.RT_DO_SAY:
+                self._say(action.text)
+            elif kind == lib.RT_DO_WRITE:
+                self._record.world, self._record.seats = action.frame.hex(), self._seats.taken()
                 self._file.write(self._record)
-            elif kind in ("send", "evict"):
-                _, uid, frame = columns
-                self._tell(uid, {"frame": frame, "because": because})
-                seat = self._seats.of(uid)
-                if kind == "evict" and seat is not None:
+            elif kind in (lib.RT_DO_SEND, lib.RT_DO_EVICT):
+                self._tell(action.uid, {"frame": action.frame.hex(), "because": because})
+                seat = self._seats.of(action.uid)
+                if kind == lib.RT_DO_EVICT and seat is not None:
                     seat.is_out = True
-            elif kind == "ask":
-                self._ask_all(*columns)
-            elif kind == "end":
-                self._end(0 if columns[0] == "1" else 1, columns[1])
+            elif kind == lib.RT_DO_ASK:
+                self._ask_all(action.host, action.frame)
+            elif kind == lib.RT_DO_END:
+                self._end(0 if action.well else 1, action.text)
 
-    def _ask_all(self, host: str, frame: str) -> None:
+    def _ask_all(self, host: str, frame: bytes) -> None:
         """The authority had lost sight of a host, and hears it again."""
         uids = [seat.uid for seat in self._seats.on(host) if seat.uid in self._caller_of]
         for uid in uids:
-            self._tell(uid, {"frame": frame, "because": ""})
+            self._tell(uid, {"frame": frame.hex(), "because": ""})
         if self._authority is not None:
             self._carry_out(self._authority.host_present(time.monotonic(), host, uids))
 

@@ -38,8 +38,10 @@ class Ssh:
         line = ["-x", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new",
                 "-o", f"ConnectTimeout={SECONDS_TO_CONNECT}",
                 "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-                # Of this user's configuration: no other session hangs on an agent's, nor is another command run.
-                "-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none"]  # fmt: skip
+                # Of this user's configuration: no other session hangs on an agent's, nor an agent's on another one, which
+                # notices late that the host is cut off; and no other command is run.
+                "-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "ClearAllForwardings=yes",
+                "-o", "RemoteCommand=none"]  # fmt: skip
         line += ["-p", str(self.port)] if self.port else []
         return line + (["-i", self.identity_file] if self.identity_file else [])
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from ringtrain import timelines
-from ringtrain.traces.findings import Link, find
-from ringtrain.traces.page import page
-from ringtrain.traces.reading import read
-from ringtrain.traces.steps import steps_of
+from ringtrain.launch.report import timelines
+from ringtrain.launch.report.findings import Link, find
+from ringtrain.launch.report.page import page
+from ringtrain.launch.report.reading import read
+from ringtrain.launch.report.steps import steps_of
 
 
 @click.group()
@@ -42,10 +42,19 @@ def report(traces: tuple[Path, ...], output: Path, link_gbit: float | None, host
         link = Link(link_gbit * 1e9 / 8, hosts or len(steps.traces)) if link_gbit else None
         found = find(steps, link)
         text = page(steps, found, f"Timeline of {', '.join(trace.name for trace in traces)}")
-        growing = output.with_name(f"{output.name}.growing")
-        growing.write_text(text, encoding="utf-8")
-        os.replace(growing, output)
+        _write(output, text)
     except (OSError, ValueError) as problem:
         raise click.ClickException(str(problem)) from None
     click.echo("\n".join(found.verdicts))
     click.echo(f"{output}: {found.steps} steps of {found.ranks} ranks")
+
+
+def _write(output: Path, text: str) -> None:
+    """Puts a page in the place of what was there. Raises OSError, which names the file."""
+    growing = output.with_name(f"{output.name}.growing")
+    try:
+        growing.write_text(text, encoding="utf-8")
+        os.replace(growing, output)
+    except OSError as error:
+        growing.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(output)) from None

@@ -15,13 +15,13 @@ from itertools import pairwise
 import click
 import numpy as np
 
-from ringtrain import flights, inquiries, statistics
+from ringtrain._binding.log import Stall
+from ringtrain._runtime import flights, inquiries, statistics
+from ringtrain._runtime.flights import FlightRecord, placed
+from ringtrain._runtime.statistics import Stats, bytes_text
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.flights import FlightRecord, placed
-from ringtrain.log import Stall
-from ringtrain.statistics import Stats, bytes_text
-from ringtrain.traces.findings import number_text, time_text
-from ringtrain.traces.steps import length, numbered, union
+from ringtrain.launch.report.findings import number_text, time_text
+from ringtrain.launch.report.steps import length, numbered, union
 
 SECONDS_TO_ANSWER = 5.0  # a program that keeps the GIL to itself answers late
 SECONDS_TO_SAY_WHAT = 1.0  # of several jobs each

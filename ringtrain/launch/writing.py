@@ -167,7 +167,7 @@ class Writer:
         return self._size < ROOM_BYTES or self.is_given_up
 
     def put(self, sink: Sink, data: bytes) -> None:
-        """Has it written soon; never waits. b"" opens a file, and empties it."""
+        """Has it written soon; never waits. b"" makes a file."""
         with self._changed:
             if self.is_given_up or self._size + len(data) > MOST_BYTES:
                 sink.lose(data, UNREAD)

@@ -26,7 +26,11 @@ _made: dict[str, Classes] = {}
 
 
 def classes_for(package: str) -> Classes:
-    """The strategies and the environment for ``"lightning"`` or ``"pytorch_lightning"``, registered there as "ringtrain"."""
+    """The strategies and the environment for Lightning's package of this name, registered there as "ringtrain".
+
+    Args:
+        package: ``"lightning"`` or ``"pytorch_lightning"``.
+    """
     if package not in _made:
         _made[package] = made(*(importlib.import_module(part) for part in _PARTS[package]))
     return _made[package]
@@ -46,3 +50,8 @@ def _package() -> str:
 
 
 RingtrainStrategy, FabricStrategy, RingtrainEnvironment = classes_for(_package())
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

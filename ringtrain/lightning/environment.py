@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringtrain import launcher, options
-from ringtrain.basics import cross_rank, is_initialized, local_rank, local_size, rank, size
+from ringtrain._binding import options
+from ringtrain._bootstrap.start import init
+from ringtrain._rendezvous import launcher
+from ringtrain._runtime.objects import broadcast_object
+from ringtrain._training.adapter.basics import cross_rank, is_initialized, local_rank, local_size, rank, size
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.objects import broadcast_object
-from ringtrain.start import init
 
 _BY_DEFAULT = 1  # what Trainer makes of devices="auto" on a CPU
 

@@ -9,3 +9,8 @@ docs/other-trainers.md is the guide.
 from ringtrain.spark.driver import run
 
 __all__ = ["run"]
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

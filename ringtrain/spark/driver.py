@@ -16,9 +16,9 @@ from typing import Any
 
 from pyspark import AccumulatorParam, InheritableThread, SparkContext
 
+from ringtrain._rendezvous.meeting import SECRET_BYTES
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.launch.function import RankTraceback, RunError
-from ringtrain.meeting import SECRET_BYTES
 from ringtrain.spark import task
 from ringtrain.spark.task import Outcome
 
@@ -44,7 +44,8 @@ def run(
     variables are set. ringtrain, and cloudpickle, must be installed where the executors run.
 
     Args:
-        fn: what to call; `args` and `kwargs` are the same on every rank. They and results are pickled by cloudpickle.
+        fn: what to call. Arguments and results are pickled by cloudpickle.
+        args, kwargs: its arguments, the same on every rank.
         num_proc: number of ranks; default all slots of the application (`defaultParallelism`).
         start_timeout: seconds until Spark must have started all tasks; default 600.
         env: further environment variables of the ranks; options of ringtrain go there, too.

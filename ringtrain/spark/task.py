@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pyspark import BarrierTaskContext
 
-from ringtrain import options
+from ringtrain._binding import options
 from ringtrain.errors import HorovodInternalError
 from ringtrain.launch.agent.networks import free_port
 from ringtrain.launch.interpreter import module
@@ -171,7 +171,7 @@ def _end_with_the_task() -> None:
 
 def in_world(place: Place, secret: bytes, pickled: bytes) -> Any:
     """The rank's function, in its world."""
-    from ringtrain.start import init
+    from ringtrain._bootstrap.start import init
 
     where = f"[{place.host}]:{place.port}" if ":" in place.host else f"{place.host}:{place.port}"
     init(rank=place.rank, size=place.size, rendezvous=where, secret=secret)

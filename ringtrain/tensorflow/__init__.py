@@ -6,12 +6,15 @@
 >>> hvd.broadcast_variables(model.variables, root_rank=0)
 """
 
+import typing as _typing
+
 try:
     import tensorflow as _tensorflow  # a missing one is reported here, not deep below
 except ImportError as _problem:
     raise ImportError("ringtrain.tensorflow needs TensorFlow. Run: pip install tensorflow") from _problem
 
-from ringtrain import LocalSteps, OneStepLate, Outer, RingtrainError, Synchronous
+from ringtrain import LocalSteps, OneStepLate, RingtrainError, Synchronous
+from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.common.util import check_extension
 from ringtrain.tensorflow import autograd as _autograd  # registers the gradients
 from ringtrain.tensorflow import elastic, mpi_ops
@@ -30,6 +33,19 @@ from ringtrain.tensorflow.on_host import late_gradients
 from ringtrain.tensorflow.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.sync_batch_norm import SyncBatchNormalization
 from ringtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from ringtrain.tensorflow.util import _executing_eagerly  # programs for Horovod ask it of this module, too
+
+if _typing.TYPE_CHECKING:
+    from ringtrain import Outer
+
+_LATER = {
+    "Outer": "ringtrain._training.averaging.outer"
+}  # by where it is: who averages no local steps does not load it
+
+_get, __dir__ = _loads_later(globals(), _LATER)
+if not _typing.TYPE_CHECKING:  # to a checker every name would be one of these
+    __getattr__ = _get
+
 
 __all__ = [
     *mpi_ops.__all__,  # type: ignore[attr-defined]  # made of what it imports

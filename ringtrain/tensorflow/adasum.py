@@ -1,6 +1,6 @@
 """``DistributedOptimizer(op=Adasum)`` of TensorFlow 1: every rank steps by itself, and then the ranks' steps are combined.
 
-The delta optimizer of Maleki et al. (arXiv:2006.02924), as ``ringtrain.torch.adasum`` has it: ``apply_gradients``
+The delta optimizer of Maleki et al. (arXiv:2006.02924), as ``ringtrain.torch.modes.adasum`` has it: ``apply_gradients``
 applies this rank's own gradients, and then gives each variable the value that it had before plus the Adasum of all
 ranks' changes.
 """

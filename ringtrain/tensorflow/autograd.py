@@ -1,7 +1,7 @@
 """Gradients of the operations, for ``tf.GradientTape`` and ``tf.gradients``; importing this registers them.
 
 Each backward pass is an operation of its own, on the gradients of all ranks. Which one, and its factors,
-``ringtrain.adjoints`` says for every adapter; here it is performed.
+``ringtrain._training.adapter.adjoints`` says for every adapter; here it is performed.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import tables
-from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
-from ringtrain.context import current
+from ringtrain._binding import tables
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ranks_of
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
 from ringtrain.errors import UnsupportedError
-from ringtrain.operations import Average
 from ringtrain.tensorflow import names, nodes
 from ringtrain.tensorflow.world import rank_op, size_op
 
@@ -49,7 +50,7 @@ class _Forward:
         """This rank's place in the process set; only the world's outlives the world."""
         if self._process_set == 0:
             return rank_op()
-        return (current().process_set_ranks(self._process_set) or []).index(current().rank)
+        return (ranks_of(current(), self._process_set) or []).index(current().rank)
 
     @property
     def is_root(self) -> tf.Tensor:

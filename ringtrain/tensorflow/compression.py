@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from ringtrain import operations as arrays
-from ringtrain.gradients.powersgd import PowerSGD
+from ringtrain._runtime import operations as arrays
+from ringtrain._training.powersgd import PowerSGD
 
 
 class Compressor:

@@ -22,20 +22,21 @@ for good, so functions ask with ``hvd.size_op()``.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from ringtrain import membership
+from ringtrain._bootstrap import membership
+from ringtrain._bootstrap.start import shutdown
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.operations import broadcast_async_
 from ringtrain.elastic import BatchSampler, ObjectState, State, run_fn
 from ringtrain.elastic.adapters import Variables, is_seed, outline_of, register, variables_of
 from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import broadcast_async_
-from ringtrain.start import shutdown
 from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.library import current_slot
 from ringtrain.tensorflow.names import in_session_graph
@@ -212,7 +213,12 @@ register_sign(_ends_world)
 
 def __getattr__(name: str) -> Any:
     if name == "TensorFlowKerasState":
-        from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState  # only now: Keras costs time
-
-        return TensorFlowKerasState
+        return importlib.import_module(
+            "ringtrain.tensorflow.keras.elastic"
+        ).TensorFlowKerasState  # only now: Keras costs time
     raise AttributeError(f"module 'ringtrain.tensorflow.elastic' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

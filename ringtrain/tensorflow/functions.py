@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import objects
+from ringtrain._runtime import objects
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.names import claim_in_function, in_session_graph
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import broadcast_
@@ -50,7 +50,13 @@ def broadcast_variables(
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """In a graph of TensorFlow 1: an operation that gives all global variables the root's values.
+    """In a graph of TensorFlow 1: gives all global variables the root's values.
+
+    Args:
+        root_rank: global rank of the root.
+
+    Returns:
+        The operation to run.
 
     Raises:
         RuntimeError: in eager mode, which has no global variables.
@@ -99,7 +105,14 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function of one object that is ``broadcast_object`` with these arguments."""
+    """A function of one object that is ``broadcast_object`` with these arguments.
+
+    Args:
+        root_rank, session, name, process_set: as for ``broadcast_object``.
+
+    Returns:
+        The function; it returns the root's object.
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

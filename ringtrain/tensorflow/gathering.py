@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_sets import ProcessSet, global_process_set, size_of
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allgather
 

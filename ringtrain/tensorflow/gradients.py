@@ -12,20 +12,22 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._binding import tables
+from ringtrain._runtime.operations import Adasum, Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, is_alone
+from ringtrain._training.arguments import check_compressor, check_scaling
+from ringtrain._training.grouping import Groups, grouped
 from ringtrain._training.mode import SYNCHRONOUS, Mode, OneStepLate
 from ringtrain._training.needs import check_needs
+from ringtrain._training.on_host import HostSettings
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.elastic import TransparentState
 from ringtrain.elastic.transparent import followed
-from ringtrain.errors import UnsupportedError
-from ringtrain.gradients.arguments import check_compressor, check_scaling
-from ringtrain.gradients.grouping import Groups, grouped
-from ringtrain.gradients.on_host import HostSettings
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.operations import Adasum, Average
-from ringtrain.process_sets import ProcessSet, global_process_set, is_alone
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import on_host, presence, surviving
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.names import claim
+from ringtrain.tensorflow.kept import number_of
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
 from ringtrain.tensorflow.presence import Gradient
@@ -97,6 +99,31 @@ class GradientReduction:
         wire = getattr(self.compression, "wire", None) or "none"
         return HostSettings(self.op == Average, 1.0 / self.predivide, self.predivide, wire, powersgd, self.late)
 
+    def stem_of(self, stem: str, sources: Sequence[Any]) -> str:
+        """What the names of some sources' gradients begin with: what is kept of them for the next step is theirs alone.
+
+        Args:
+            stem: alike for all that is called alike, as two models that have one class.
+            sources: what the gradients belong to.
+
+        Raises:
+            InvalidArgumentError: a source is no variable, so that what is kept would not be found in the next step.
+        """
+        how = self.on_host
+        keeps = how is not None or getattr(self.compression, "wire", None) in tables.WITHOUT_FEEDBACK
+        if not keeps or not self.process_set.included() or followed() is not None:
+            return stem
+        if not all(map(naming.is_variable, sources)):
+            if how is None:
+                return stem
+            what = "OneStepLate" if self.late else "Compression.powersgd"
+            raise InvalidArgumentError(
+                f"{self.owner}: sources must be variables with {what}, which keeps something of each gradient for the next step, "
+                "but some are tensors. Ask for the gradients of tf.Variables, or choose another mode or compression."
+            )
+        number = number_of(stem, sources, self.process_set)
+        return stem if number == 0 else f"{stem}[{number}]"
+
     @as_it_is
     def reduce(self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]) -> list[Gradient]:
         """The gradients, reduced over the ranks, in their order.
@@ -113,7 +140,7 @@ class GradientReduction:
             return self._survived(state, gradients, names, variables)
         reduced, agreement = self.complete(gradients, names, variables)
         plain_names, how = names, self.on_host
-        names = [claim(name) for name in names]
+        names = [naming.claim(name) for name in names]
         present = [index for index, gradient in enumerate(reduced) if gradient is not None]
         dense = [index for index in present if not isinstance(reduced[index], tf.IndexedSlices)]
         if self.late and len(dense) < len(present):
@@ -121,10 +148,10 @@ class GradientReduction:
                 f"{self.owner}: gradients must be dense with OneStepLate, but some are tf.IndexedSlices. Set sparse_as_dense, or "
                 "choose another mode."
             )
-        if how is not None:
-            inputs = [reduced[index] for index in dense]
-            chosen = [plain_names[index] for index in dense], [variables[index] for index in dense]
-            for index, result in zip(dense, on_host.reduced(inputs, *chosen, how, self.process_set), strict=True):
+        if how is not None and dense:
+            kept = on_host.kept_of(plain_names[0], variables, how, self.process_set)
+            inputs, chosen = [reduced[index] for index in dense], [plain_names[index] for index in dense]
+            for index, result in zip(dense, on_host.reduced(kept, inputs, chosen, dense), strict=True):
                 reduced[index] = result
         for members in [] if how is not None else self._grouped(dense, variables):
             inputs = [reduced[index] for index in members]
@@ -143,7 +170,7 @@ class GradientReduction:
         given = {"elastic.State": True, "survives on the host": True}
         check_needs([*self.mode.columns, *self._powersgd_column], given, self.owner)
         assert not isinstance(self.compression, PowerSGD)  # refused
-        name = claim(names[0]) if names else ""
+        name = naming.claim(names[0]) if names else ""
         return surviving.reduced(
             state, self.owner, gradients, name, self.op, self.process_set, self.compression, self.predivide, variables
         )

@@ -2,9 +2,11 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from ringtrain.process_sets import ProcessSet
+from ringtrain._runtime.context import Context, current
+from ringtrain._runtime.process_sets import ProcessSet, id_of
+from ringtrain._training.adapter.numbering import next_number
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow.library import current_slot
 
@@ -40,3 +42,21 @@ class Kept(Generic[Value]):
         for key in sorted((key for key in self._entries if key[0] == slot), key=str):
             for references, value in self._entries[key]:
                 yield [reference() for reference in references], value
+
+
+class _Numbered(NamedTuple):
+    context: "weakref.ref[Context]"
+    number: int
+
+
+_numbers: Kept[_Numbered] = Kept()
+
+
+def number_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> int:
+    """Numbers the lists of variables whose gradients have one name, from 0 in each world, in the order of their first steps."""
+    context = current()
+
+    def make() -> _Numbered:
+        return _Numbered(weakref.ref(context), next_number(context, id_of(process_set), f"gradients {name}"))
+
+    return _numbers.find(name, variables, process_set, make, lambda found: found.context() is context).number

@@ -1,7 +1,7 @@
 """Our library of TensorFlow operations: which releases it serves, loading it, and its two links to the core.
 
 ``native/tensorflow`` is the source. The library gets the core's functions as a table (``rt_functions`` in
-``ringtrain.h``), and contexts by slot (``ringtrain.slots``). ``operations`` and the modules beside it call ``ops`` with
+``ringtrain.h``), and contexts by slot (``ringtrain._training.adapter.slots``). ``operations`` and the modules beside it call ``ops`` with
 the slot of the current context.
 """
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import cuda_arrays, exits, options
+from ringtrain._binding import cuda_arrays, options
+from ringtrain._runtime import exits
+from ringtrain._training.adapter.slots import Slots, core_functions
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.slots import Slots, core_functions
 
 TESTED_RELEASES = ("2.20", "2.21")
 ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"

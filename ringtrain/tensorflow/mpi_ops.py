@@ -5,7 +5,7 @@ This is also the list of them: ``ringtrain.tensorflow`` exports the same names.
 
 import typing as _typing
 
-from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
+from ringtrain._training.adapter.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.common.util import gpu_available
 from ringtrain.tensorflow.operations import *  # noqa: F403 - listed once, there
 from ringtrain.tensorflow.start import init

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import tables
-from ringtrain.context import check_name
+from ringtrain._binding import tables
+from ringtrain._runtime.context import check_name
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.library import current_slot, ops
 

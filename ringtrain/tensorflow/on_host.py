@@ -9,34 +9,44 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringtrain.gradients.on_host import HostReducer, HostSettings
-from ringtrain.gradients.session import Session
-from ringtrain.process_sets import ProcessSet
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._training.on_host import HostReducer, HostSettings
+from ringtrain._training.session import Session
 from ringtrain.tensorflow.kept import Kept
 
-_reducers: Kept[HostReducer] = Kept()
+
+class HostKept:
+    """What some variables' gradients leave from step to step.
+
+    Args:
+        host: reduces them.
+
+    Attributes:
+        host: as given.
+        places: among the variables, of those that had a gradient in the last step.
+    """
+
+    def __init__(self, host: HostReducer):
+        self.host = host
+        self.places: Sequence[int] = ()
+
+
+_kept: Kept[HostKept] = Kept()
 
 
 def reduced(
-    gradients: Sequence[tf.Tensor],
-    names: Sequence[str],
-    variables: Sequence[Any],
-    settings: HostSettings,
-    process_set: ProcessSet,
+    kept: HostKept, gradients: Sequence[tf.Tensor], names: Sequence[str], places: Sequence[int]
 ) -> list[tf.Tensor]:
     """Dense gradients combined over the ranks, eager or when the graph runs; one step late those of the step before.
 
     Args:
+        kept: from ``kept_of``.
         gradients: those that any rank has.
         names: of the gradients, before they are claimed in a graph, so that it may be traced again.
-        variables: what they belong to.
-        settings: how they are combined.
-        process_set: the ranks that take part.
+        places: of the gradients, among the variables.
     """
-    if not gradients:
-        return []
-    host = _reducer_of(names, variables, settings, process_set)
-    chosen = list(names)
+    host, chosen, reached = kept.host, list(names), list(places)
+    settings = host.settings
 
     def on_host(*tensors: Any) -> list[np.ndarray]:
         arrays = [np.asarray(tensor) for tensor in tensors]
@@ -45,6 +55,7 @@ def reduced(
             host.settle(all(bool(np.isfinite(result.astype(np.float64)).all()) for result in results))
             return results
         late = host.exchange(chosen, arrays, skips=False)
+        kept.places = reached
         return late if host.applies else [np.zeros_like(array) for array in arrays]
 
     if tf.executing_eagerly():
@@ -68,23 +79,28 @@ def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
     """
     places = {id(variable): place for place, variable in enumerate(variables)}
     found: list[tf.Tensor | None] = [None] * len(places)
-    for known, host in _reducers.of_this_rank():
-        if host.settings.late and any(id(variable) in places for variable in known):
-            left = list(host.take().values())
-            for variable, gradient in zip(known, left, strict=False):
+    for known, kept in _kept.of_this_rank():
+        if kept.host.settings.late and any(id(variable) in places for variable in known):
+            left = list(kept.host.take().values())
+            for variable, gradient in zip([known[place] for place in kept.places], left, strict=False):
                 if id(variable) in places:
                     found[places[id(variable)]] = tf.convert_to_tensor(gradient)
     return found
 
 
-def _reducer_of(
-    names: Sequence[str], variables: Sequence[Any], settings: HostSettings, process_set: ProcessSet
-) -> HostReducer:
-    """That of the step before; a new one for other variables, or where something else was asked for."""
-    return _reducers.find(
-        names[0],
+def kept_of(name: str, variables: Sequence[Any], settings: HostSettings, process_set: ProcessSet) -> HostKept:
+    """What the step before has left; nothing yet for other variables, or where something else was asked for.
+
+    Args:
+        name: of the first gradient.
+        variables: all that were asked about, also those that have no gradient in this step.
+        settings: how gradients are combined.
+        process_set: the ranks that take part.
+    """
+    return _kept.find(
+        name,
         variables,
         process_set,
-        make=lambda: HostReducer(Session(process_set), names[0], settings),
-        suits=lambda host: host.settings == settings,
+        make=lambda: HostKept(HostReducer(Session(process_set), name, settings)),
+        suits=lambda kept: kept.host.settings == settings,
     )

@@ -15,11 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain import arguments, tables
+from ringtrain._binding import tables
+from ringtrain._runtime import arguments
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain._training.arguments import check_compressor, chosen_op
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_compressor, chosen_op
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.tensorflow import names, nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.nodes import as_it_is
@@ -98,6 +99,10 @@ def grouped_allreduce(
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order, empty for none.
 
     The dtypes may differ. ``tf.IndexedSlices`` among them travel one by one beside the others.
+
+    Args:
+        tensors: as many on all ranks; their shapes and dtypes may differ from one to the next. The other arguments are those of
+            ``allreduce``.
     """
     return _allreduce_all(
         tensors, average, device_dense, device_sparse, compression, op, prescale_factor, postscale_factor, name,
@@ -109,7 +114,11 @@ def grouped_allreduce(
 def allgather(
     tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
-    """Concatenates the ranks' tensors along the first dimension, which may differ; see ``ringtrain.allgather``."""
+    """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``.
+
+    Args:
+        ignore_name_scope: whether an operation without a name leaves TensorFlow's name scope out of the name that it gets.
+    """
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
@@ -120,7 +129,11 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """``allgather`` of several tensors as one operation, all or nothing."""
+    """``allgather`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Args:
+        tensors: as many on all ranks, each as in ``allgather``.
+    """
     with preparing("allgather", name, process_set):
         tensors, members = [tf.convert_to_tensor(tensor) for tensor in tensors], id_of(process_set)
     if not tensors:
@@ -137,7 +150,12 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """Returns the root's tensor on every rank; see ``ringtrain.broadcast``. ``root_rank`` is a global rank."""
+    """Returns the root's tensor on every rank; see ``ringtrain.broadcast``.
+
+    Args:
+        root_rank: global rank of the root.
+        ignore_name_scope: as for ``allgather``.
+    """
     with preparing("broadcast", name, process_set):
         tensors, root, members = [tf.convert_to_tensor(tensor)], arguments.root(root_rank), id_of(process_set)
     name = name or _scopeless("broadcast", tensors, ignore_name_scope)
@@ -155,6 +173,10 @@ def broadcast_(
 
     In a graph for sessions of TensorFlow 1 nothing has been done yet when it returns: what it returns there are the
     variables' new values, and a session that computes one of them assigns to all.
+
+    Args:
+        variables: as many on all ranks, of the same shapes and dtypes.
+        root_rank, name, process_set: as for ``broadcast``.
     """
     with preparing("broadcast", name, process_set):
         variables = list(variables)
@@ -229,7 +251,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """``reducescatter`` of several tensors as one operation, all or nothing."""
+    """``reducescatter`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Args:
+        tensors: as many on all ranks, each as in ``reducescatter``.
+    """
     if not tensors:
         return []
     with _on(device_dense):
@@ -241,6 +267,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None
     """Returns once every member of the process set has called it; in a graph, once every member's has come here.
 
     In a graph for sessions of TensorFlow 1 it returns the operation that waits, for a session to run.
+
+    Args:
+        process_set: the ranks that wait for each other.
     """
     with preparing("barrier", None, process_set):
         members = id_of(process_set)

@@ -4,18 +4,19 @@ Keras' optimizers are the business of ``ringtrain.tensorflow.keras``. One of ``t
 object: its class is exchanged for one whose ``compute_gradients`` reduces.
 """
 
+import importlib
 from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._runtime.operations import Adasum, Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.arguments import check_passes, given_groups
+from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_passes, given_groups
-from ringtrain.gradients.grouping import Groups
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.operations import Adasum, Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.accumulation import Accumulation
 from ringtrain.tensorflow.adasum import AdasumOptimizer
@@ -46,7 +47,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         """
         pairs = super().compute_gradients(*arguments, **further)
         variables = [variable for _, variable in pairs]
-        stem = names.claim_in_function(self._stem)
+        stem = self._reduction.stem_of(names.claim_in_function(self._stem), variables)
         identities = names.of_gradients(stem, variables)
 
         reduction, local = self._reduction, self._local
@@ -170,6 +171,7 @@ def _check_for_adasum(backward_passes_per_step: int, average_aggregated_gradient
 
 
 def _keras_optimizer(optimizer: Any, name: str | None, **arguments: Any) -> Any:
-    from ringtrain.tensorflow import keras  # only now: Keras costs time, and a tape needs none of it
-
+    keras = importlib.import_module(
+        "ringtrain.tensorflow.keras"
+    )  # only now: Keras costs time, and a tape needs none of it
     return keras.DistributedOptimizer(optimizer, name, **arguments)

@@ -1,6 +1,6 @@
 """Agreement of all ranks on which gradients of a step there are, for eager steps and for graphs.
 
-``ringtrain.gradients.presence`` has the rule. In eager mode the ranks agree in every step. A graph knows what is None
+``ringtrain._training.presence`` has the rule. In eager mode the ranks agree in every step. A graph knows what is None
 when it is traced, and a rank may trace again alone, for a batch of another size: the ranks agree when they trace the
 gradients of these variables for the first time, and remember the answer. A later graph of a rank then sends zeros for
 what it lacks and others may have; where it has what nobody had, its first operation finds out whether all ranks do, and
@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Max
+from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
+from ringtrain._training.agreement import Agreement, Remembered
+from ringtrain._training.presence import DENSE, MISSING, SPARSE_32, SPARSE_64, nobodys
 from ringtrain.errors import RingtrainError
-from ringtrain.gradients.agreement import Agreement, Remembered
-from ringtrain.gradients.presence import DENSE, MISSING, SPARSE_32, SPARSE_64, nobodys
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Max
-from ringtrain.process_sets import ProcessSet, id_of, is_alone
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.library import current_slot

@@ -1,4 +1,4 @@
-"""What goes wrong with an eager operation before it is submitted fails it on all ranks; see ``ringtrain.submission``.
+"""What goes wrong with an eager operation before it is submitted fails it on all ranks; see ``ringtrain._runtime.submission``.
 
 Unnamed eager operations are counted by our library, and not by the context, so this needs a way of its own. While a
 graph is built nothing is submitted, so what is raised there concerns this rank alone.
@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain.errors import ProcessSetLostError, RingtrainError
-from ringtrain.process_sets import global_process_set, id_of
 from ringtrain.tensorflow.library import next_name
 
 

@@ -6,10 +6,10 @@ dense tensor. Every rank gathers the same rows in rank order, so the result has 
 
 import tensorflow as tf
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, id_of
 from ringtrain.errors import UnsupportedError
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import ProcessSet, id_of
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.compression import Compressor
 from ringtrain.tensorflow.world import size_op

@@ -4,8 +4,8 @@ import functools
 from typing import Any
 
 import ringtrain
-from ringtrain import options
-from ringtrain.log import logger
+from ringtrain._binding import options
+from ringtrain._binding.log import logger
 from ringtrain.tensorflow.library import current_slot
 
 

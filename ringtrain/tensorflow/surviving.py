@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringtrain._runtime.operations import Adasum, Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.watch import Comparison
 from ringtrain.elastic import TransparentState
 from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
-from ringtrain.gradients.watch import Comparison
-from ringtrain.operations import Adasum, Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow.compression import Compressor
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._runtime.operations import Sum
+from ringtrain._runtime.process_sets import global_process_set, is_alone
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.operations import Sum
-from ringtrain.process_sets import global_process_set, is_alone
 from ringtrain.tensorflow.names import claim_in_function
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce

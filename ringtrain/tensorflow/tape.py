@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.arguments import given_groups
+from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import given_groups
-from ringtrain.gradients.grouping import Groups
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientReduction
@@ -61,7 +61,7 @@ class _DistributedTape(tf.GradientTape):
         """
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat_sources, flat = tf.nest.flatten(sources), tf.nest.flatten(gradients)
-        stem = names.claim_in_function("grad")
+        stem = self._reduction.stem_of(names.claim_in_function("grad"), flat_sources)
         identities = (
             [f"{stem}_{place}" for place in range(len(flat))]
             if use_generic_names

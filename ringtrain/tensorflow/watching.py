@@ -1,4 +1,4 @@
-"""``ringtrain.gradients.watch`` in steps of TensorFlow: eager, or in a graph, where nothing on the host waits for other ranks.
+"""``ringtrain._training.watch`` in steps of TensorFlow: eager, or in a graph, where nothing on the host waits for other ranks.
 
 A graph makes most of its rows by itself; a call of the host gives one now and then and, where a look is asked for, the
 digests of the parameters. Operations of the graph take the maxima. Gradients come out behind all that, so that no update is
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringtrain._bootstrap.processors import kind_with_cores
+from ringtrain._runtime.operations import Max
+from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
+from ringtrain._training.drift import Settings, Words
+from ringtrain._training.session import Session
+from ringtrain._training.watch import ARRAYS, ROW, Comparison, Forms, Watch, quiet_digest
 from ringtrain.elastic.transparent import followed
-from ringtrain.gradients.drift import Settings, Words
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import ARRAYS, ROW, Comparison, Forms, Watch, quiet_digest
-from ringtrain.operations import Max
-from ringtrain.process_sets import ProcessSet, id_of, is_alone
-from ringtrain.processors import kind_with_cores
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept

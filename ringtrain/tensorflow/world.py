@@ -4,38 +4,60 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.process_sets import ProcessSet, id_of, size_of
+from ringtrain._runtime.process_sets import ProcessSet, id_of, size_of
 from ringtrain.tensorflow.library import current_slot, ops
 from ringtrain.tensorflow.nodes import as_it_is
 
 
 @as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Number of ranks of a process set, an int32 scalar; negative if there is no such set or no world."""
+    """Number of ranks of a process set, an int32 scalar; negative if there is no such set or no world.
+
+    Args:
+        process_set_id: ``process_set_id`` of the set; 0 for all ranks.
+        name: of the operation in the graph.
+    """
     return _ask("size", process_set_id, name)
 
 
 @as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 if this rank is in a process set, else 0 (int32 scalar); negative if there is no such set or no world."""
+    """Whether this rank is in a process set: 1 or 0 (int32 scalar); negative if there is no such set or no world.
+
+    Args:
+        process_set_id: ``process_set_id`` of the set; 0 for all ranks.
+        name: of the operation in the graph.
+    """
     return _ask("included", process_set_id, name)
 
 
 @as_it_is
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank, an int32 scalar."""
+    """This rank, an int32 scalar.
+
+    Args:
+        name: of the operation in the graph.
+    """
     return _ask("rank", 0, name)
 
 
 @as_it_is
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This rank among those of its host, an int32 scalar."""
+    """This rank among those of its host, an int32 scalar.
+
+    Args:
+        name: of the operation in the graph.
+    """
     return _ask("local_rank", 0, name)
 
 
 @as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Number of ranks of this host, an int32 scalar."""
+    """Number of ranks of this host, an int32 scalar.
+
+    Args:
+        name: of the operation in the graph.
+    """
     return _ask("local_size", 0, name)
 
 

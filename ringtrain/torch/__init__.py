@@ -11,7 +11,6 @@ try:
 except ImportError as _problem:
     raise ImportError("ringtrain.torch needs PyTorch. Run: pip install torch") from _problem
 
-import importlib as _importlib
 import typing as _typing
 
 from ringtrain import (
@@ -25,6 +24,7 @@ from ringtrain import (
     broadcast_object,
     shard,
 )
+from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.common.util import check_extension
 from ringtrain.torch import mpi_ops
 from ringtrain.torch import profiling as _profiling
@@ -49,8 +49,13 @@ if _typing.TYPE_CHECKING:
 
 _profiling.install()
 
+# The vector functions of PyTorch's MKL settle in their first call which processor they are for, with a race: threads that
+# call one at that moment may get results of four digits. Ranks may be threads (ringtrain.testing.World).
+_torch.zeros(1, dtype=_torch.float32, device="cpu").tanh()
+
 _LATER = {  # by where it is: who has no elastic job, no tables and no local steps needs none of it
-    "Outer": "ringtrain.averaging.outer",
+    "Outer": "ringtrain._training.averaging.outer",
+    "elastic": "ringtrain.torch.elastic",
     **dict.fromkeys(
         ("ShardedEmbedding", "ShardedEmbeddingBag", "ShardedEmbeddingCollection"), "ringtrain.torch.embedding"
     ),
@@ -61,22 +66,9 @@ _LATER = {  # by where it is: who has no elastic job, no tables and no local ste
     **dict.fromkeys(("dense_state_dict", "load_tables", "plain_weight", "save_tables"), "ringtrain.torch.tables"),
 }
 
-
+_get, __dir__ = _loads_later(globals(), _LATER)
 if not _typing.TYPE_CHECKING:  # to a checker every name would be one of these
-
-    def __getattr__(name: str) -> object:
-        """What is loaded when it is asked for."""
-        if name == "elastic":
-            return _importlib.import_module("ringtrain.torch.elastic")
-        if name in _LATER:
-            value = globals()[name] = getattr(_importlib.import_module(_LATER[name]), name)  # found at once from now on
-            return value
-        raise AttributeError(f"module 'ringtrain.torch' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    """With what is loaded later."""
-    return sorted({*globals(), *_LATER, "elastic"})
+    __getattr__ = _get
 
 
 __all__ = [

@@ -1,24 +1,32 @@
 """Gradients of the operations: each backward pass is an operation of its own, on the gradients of all ranks.
 
 ``reductions`` and ``operations`` call ``differentiable`` from the forms that wait and return a new tensor. Which
-operation carries the gradients, and their factors, ``ringtrain.adjoints`` says for every adapter; here it is performed.
+operation carries the gradients, and their factors, ``ringtrain._training.adapter.adjoints`` says for every adapter; here it is performed.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ringtrain import operations as arrays
-from ringtrain import tables
-from ringtrain.adjoints import Takes, adjoint_of, factor, is_linear
-from ringtrain.context import current
+from ringtrain._binding import tables
+from ringtrain._runtime import operations as arrays
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, size_of
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
 from ringtrain.errors import UnsupportedError
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import ProcessSet, size_of
 
 _Tensors = Sequence[torch.Tensor]
+_Carrier = TypeVar("_Carrier", bound=Callable[..., Any])
+_carriers: dict[str, Callable[..., Any]] = {}  # by name
+
+
+def carries_gradients(operation: _Carrier) -> _Carrier:
+    """Decorates an operation of the modules above by which backward passes send gradients."""
+    _carriers[operation.__name__] = operation
+    return operation
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,7 +90,7 @@ def _backward(forward: Forward, gradients: _Tensors) -> _Tensors:
     adjoint = adjoint_of(forward.row.name)
     if forward.row.reduces:
         _require_linear(forward)
-    carried = _CARRIERS[adjoint.carrier](forward, gradients)
+    carried = _BACKWARD[adjoint.carrier](forward, gradients)
     if adjoint.takes is Takes.ROOTS:
         return [each if current().rank == forward.root else torch.zeros_like(each) for each in carried]
     return _own_rows(forward, carried) if adjoint.takes is Takes.OWN_ROWS else carried
@@ -102,8 +110,7 @@ def _require_linear(forward: Forward) -> None:
 
 
 def _by_allreduce(forward: Forward, gradients: _Tensors) -> _Tensors:
-    from ringtrain.torch.reductions import grouped_allreduce  # which stands on this file
-
+    grouped_allreduce = _carriers["grouped_allreduce"]
     name, process_set = forward.name_of("gradient"), forward.process_set
     if adjoint_of(forward.row.name).averages:
         return grouped_allreduce(gradients, name=name, op=Average, process_set=process_set)
@@ -124,13 +131,11 @@ def _by_allgather(forward: Forward, gradients: _Tensors) -> _Tensors:
     Raises:
         UnsupportedError: on every rank that still takes part, if one has joined: nobody has the gradients of its rows.
     """
-    from ringtrain.torch.operations import grouped_allgather  # which stands on this file
-
     op, prescale, postscale, weight = forward.reduction
     by = factor(op, prescale, postscale, size_of(forward.process_set), weight is not None)
     weights = [] if weight is None else [torch.tensor([weight])]
     sent = [gradient * by for gradient in gradients]
-    gathered = grouped_allgather([*sent, *weights], forward.name_of("gradient"), forward.process_set)
+    gathered = _carriers["grouped_allgather"]([*sent, *weights], forward.name_of("gradient"), forward.process_set)
     spread = gathered[: len(forward.tensors)]
     for tensor, gradient in zip(forward.tensors, spread, strict=True):
         if gradient.shape != tensor.shape:
@@ -147,12 +152,11 @@ def _by_allgather(forward: Forward, gradients: _Tensors) -> _Tensors:
 
 def _by_alltoall(forward: Forward, gradients: _Tensors) -> _Tensors:
     """Every row goes back where it came from."""
-    from ringtrain.torch.operations import alltoall  # which stands on this file
+    back, _ = _carriers["alltoall"](gradients[0], forward.received, forward.name_of("gradient"), forward.process_set)
+    return [back]
 
-    return [alltoall(gradients[0], forward.received, forward.name_of("gradient"), forward.process_set)[0]]
 
-
-_CARRIERS = {"allreduce": _by_allreduce, "allgather": _by_allgather, "alltoall": _by_alltoall}
+_BACKWARD = {"allreduce": _by_allreduce, "allgather": _by_allgather, "alltoall": _by_alltoall}
 
 
 def _own_rows(forward: Forward, carried: _Tensors) -> _Tensors:

@@ -14,8 +14,8 @@ from types import FrameType
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from ringtrain._runtime.pending import Operation
 from ringtrain.errors import RingtrainError, TimeoutError
-from ringtrain.pending import Operation
 
 _TURN_SECONDS = 0.01  # how long one optimizer waits before another one that ends in the same pass goes on
 _NODE_IN_PYTHON = BackwardCFunction.apply.__code__

@@ -1,6 +1,6 @@
 """The groups of one optimizer: those that it was given, and larger ones, once its steps have become alike.
 
-``exchange`` notes here what each step reduced, and asks for the groups of the next one. ``ringtrain.gradients.plan``
+``exchange`` notes here what each step reduced, and asks for the groups of the next one. ``ringtrain._training.plan``
 decides; here the decision becomes groups of tensors.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ringtrain.gradients.plan import SteadySteps, assigned
-from ringtrain.gradients.presence import DENSE
+from ringtrain._training.plan import SteadySteps, assigned
+from ringtrain._training.presence import DENSE
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.tensors import DTYPE_IDS

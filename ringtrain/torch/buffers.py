@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ringtrain.context import current, is_initialized
-from ringtrain.numbering import next_number
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
+from ringtrain._runtime.context import current, is_initialized
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
+from ringtrain._training.adapter.numbering import next_number
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.functions import broadcast_in_place

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
+from ringtrain._runtime.operations import Max, Sum, allreduce
+from ringtrain._runtime.process_sets import ProcessSet, id_of
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Max, Sum, allreduce
-from ringtrain.process_sets import ProcessSet, id_of
 from ringtrain.torch.shards import Shard, is_shard
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 import ringtrain
+from ringtrain._training.arguments import check_compressor
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_compressor
-from ringtrain.torch.powersgd import PowerSGD
 
 
 class Compressor:
@@ -101,7 +101,7 @@ def compressed(
 ) -> Sequence[torch.Tensor]:
     """Results of ``operate(tensors, compression)``, of which the core does the compression or a user's class does.
 
-    ``before`` is around what that class does before the operation (``ringtrain.submission.preparing``).
+    ``before`` is around what that class does before the operation (``ringtrain._runtime.submission.preparing``).
     """
     with before:
         if isinstance(compressor, PowerSGD):

@@ -18,8 +18,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
+from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.guard import under_way
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
@@ -28,11 +33,6 @@ from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from ringtrain.gradients.guard import under_way
-from ringtrain.numbering import next_number
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.shards import Shard
 
@@ -463,7 +463,11 @@ class ShardedEmbeddingCollection(torch.nn.ModuleDict):
 
     @eager
     def forward(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Results by name. ``inputs`` has for every table its ids, or a tuple of the arguments of its own ``forward``."""
+        """Results by name. ``inputs`` has for every table its ids, or a tuple of the arguments of its own ``forward``.
+
+        Raises:
+            InvalidArgumentError: a table has no ids, or there is none of a name.
+        """
         modules = list(self.values())
         with _on_all(modules):
             if set(inputs) != set(self):

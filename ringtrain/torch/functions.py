@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain._runtime.submission import Submission, preparing
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.pending import Operation
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of
-from ringtrain.submission import Submission, preparing
 from ringtrain.torch.modes.base import Alone, OptimizerMode, mode_of
 from ringtrain.torch.shards import is_shard
 from ringtrain.torch.tensors import buffer_of, check_supported, finish, values_of

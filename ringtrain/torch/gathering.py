@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ringtrain.process_sets import ProcessSet, global_process_set, size_of
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain.torch.operations import allgather
 
 

@@ -11,20 +11,19 @@ from typing import Any
 
 import torch
 
-from ringtrain import tables
-from ringtrain.buffers import Buffer
+from ringtrain._binding import tables
+from ringtrain._binding.buffers import Buffer
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.pending import Operation
+from ringtrain._training.drift import Replica
+from ringtrain._training.powersgd import Approximation, Memory, PowerSGD
+from ringtrain._training.presence import SETTLED
+from ringtrain._training.session import Session
 from ringtrain.errors import RingtrainError, UnsupportedError
-from ringtrain.gradients.drift import Replica
-from ringtrain.gradients.presence import SETTLED
-from ringtrain.gradients.session import Session
-from ringtrain.operations import Average, Sum
-from ringtrain.pending import Operation
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.compression import Compressor
-from ringtrain.torch.powersgd import Approximation, Memory, PowerSGD, with_residual
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import finish, holds_its_values, lent_buffer, values_of
-from ringtrain.torch.twins import take_place
 
 
 @dataclass(frozen=True)
@@ -439,7 +438,21 @@ def _approximated(member: Member, memory: Memory, gradient: torch.Tensor, dense:
             return _Dense(member, gradient, approximation.left, None, approximation=approximation)
         if memory.residual is None and dense.is_contiguous():
             return _Dense(member, gradient, dense, None)
-        return _Dense(member, gradient, with_residual(dense, memory).to(dense.dtype).view(dense.shape), None)
+        return _Dense(member, gradient, memory.added_to(dense).to(dense.dtype).view(dense.shape), None)
+
+
+def take_place(gradient: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """Gives a gradient its twin's values; returns memory that is free for the next twin.
+
+    The two exchange their memory, so that nothing is copied, unless other tensors may lie in the gradient's.
+    """
+    if gradient._is_view() or gradient.untyped_storage().nbytes() != gradient.nbytes:
+        with torch.no_grad():
+            gradient.copy_(twin)
+        return twin
+    spare = torch.empty(0, dtype=gradient.dtype, device=gradient.device).set_(gradient.detach())
+    gradient.data = twin
+    return spare
 
 
 def _sparse_zeros(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,15 @@
 """What the ``_async`` forms for torch return, and the two functions that take it.
 
 A handle is an object where Horovod's is a number: it can be kept, compared, put into a dict or a set, and dropped.
-``ringtrain.operations.Handle`` serves where the result is a tensor of its own; the others are here and in ``sparse``.
+``ringtrain._runtime.operations.Handle`` serves where the result is a tensor of its own; the others are here and in ``sparse``.
 """
 
 from typing import Any
 
 import torch
 
+from ringtrain._runtime.operations import Handle
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.operations import Handle
 
 
 class InPlaceHandle:
@@ -52,7 +52,11 @@ class AlltoallHandle:
 def poll(handle: Any) -> bool:
     """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once.
 
-    Raises InvalidArgumentError for what is no handle.
+    Args:
+        handle: what the form has returned.
+
+    Raises:
+        InvalidArgumentError: what is no handle.
     """
     _check("poll", handle)
     return handle.done()
@@ -62,6 +66,9 @@ def synchronize(handle: Any) -> Any:
     """Waits for an ``_async`` form and returns its result: a tensor, a list of them, or a pair for an alltoall.
 
     A second call returns the same result. Other Python threads run while it waits.
+
+    Args:
+        handle: what the form has returned.
 
     Raises:
         InvalidArgumentError: what is no handle.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ringtrain import ranges
-from ringtrain.context import Context
+from ringtrain._runtime import ranges
+from ringtrain._runtime.context import Context
 from ringtrain.torch.backward import PassPart, current_task
 from ringtrain.torch.compilation import eager
 
@@ -40,6 +40,12 @@ class Owner(Protocol):
     @property
     def context(self) -> Context:
         """The rank that it acts for."""
+
+    def order(self) -> int | None:
+        """Its place among the owners of a rank."""
+
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
 
     def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
         """Called when another owner takes parameters over."""
@@ -106,12 +112,20 @@ def dismiss(owner: Owner) -> None:
 
 def others(own: Owner) -> list[Owner]:
     """The other owners of the same rank, or of a world that has ended, in an order that is the same on all ranks."""
+    return [
+        each for each in _in_order() if each is not own and (each.context is own.context or not each.context.usable)
+    ]
+
+
+def owners(context: Context) -> list[Owner]:
+    """Those of a rank of a world, in an order that is the same on all ranks."""
+    return [each for each in _in_order() if each.context is context]
+
+
+def _in_order() -> list[Owner]:
     # Copied in one step, since the ranks of a testing.World make optimizers on threads of their own meanwhile.
     living = [owner for owner in (reference() for reference in _live.valuerefs()) if owner is not None]
-    return sorted(
-        (each for each in living if each is not own and (each.context is own.context or not each.context.usable)),
-        key=lambda each: each.prefix,
-    )
+    return sorted(living, key=lambda each: (len(each.prefix), each.prefix))  # optimizer.2 before optimizer.10
 
 
 def _note_of(

@@ -7,7 +7,7 @@ import typing as _typing
 from collections.abc import Callable as _Callable
 
 from ringtrain import barrier, init, join
-from ringtrain.basics import *  # noqa: F403 - what all adapters export, listed once
+from ringtrain._training.adapter.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.common.util import gpu_available
 from ringtrain.torch.handles import poll, synchronize
 from ringtrain.torch.operations import *  # noqa: F403 - listed once, there

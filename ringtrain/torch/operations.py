@@ -1,7 +1,7 @@
 """The operations for torch tensors that move rows, in the argument order of Horovod's scripts for PyTorch.
 
 These are allgather, broadcast, alltoall and reducescatter; ``reductions`` has allreduce, and its head says what holds
-for all of them. Errors are those of ``ringtrain.operations``.
+for all of them. Errors are those of ``ringtrain._runtime.operations``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ringtrain import operations as arrays
-from ringtrain.operations import Average, Handle
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import preparing
-from ringtrain.torch.autograd import Forward, differentiable
+from ringtrain._runtime import operations as arrays
+from ringtrain._runtime.operations import Average, Handle
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._runtime.submission import preparing
+from ringtrain.torch.autograd import Forward, carries_gradients, differentiable
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
@@ -46,7 +46,7 @@ _Tensors = Sequence[torch.Tensor]
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Concatenates the ranks' tensors along the first dimension, which may differ; see ``ringtrain.allgather``."""
+    """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``."""
     with preparing("allgather", name, process_set):
         check_tensors([tensor])
 
@@ -62,11 +62,16 @@ def allgather_async(
     return arrays.allgather_async(tensor, name, process_set)
 
 
+@carries_gradients
 @eager
 def grouped_allgather(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """``allgather`` of several tensors as one operation, all or nothing."""
+    """``allgather`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Args:
+        tensors: as many on all ranks, each as in ``allgather``.
+    """
     with preparing("allgather", name, process_set):
         tensors = listed(tensors)
         check_tensors(tensors)
@@ -132,6 +137,7 @@ def broadcast_async_(
 # ---- alltoall ----
 
 
+@carries_gradients
 @eager
 def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -215,7 +221,11 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     weight: int | None = None,
 ) -> list[torch.Tensor]:
-    """``reducescatter`` of several tensors as one operation, all or nothing."""
+    """``reducescatter`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Args:
+        tensors: as many on all ranks, each as in ``reducescatter``.
+    """
     before = preparing("reducescatter", name, process_set)
     with before:
         tensors = listed(tensors)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
-from ringtrain import membership
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.operations import Adasum, Average, Sum
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.arguments import check_compressor, check_passes, check_scaling
 from ringtrain._training.mode import LocalSteps, Mode, OneStepLate, ShardedStep, Synchronous, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.arguments import check_compressor, check_passes, check_scaling
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.operations import Adasum, Average, Sum
-from ringtrain.process_sets import ProcessSet, global_process_set
 from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
@@ -300,7 +300,7 @@ class _Distributed(_Optimizer):
         """What ``Compression.int8``, ``int4`` or ``powersgd`` has lost and makes up for in what is sent next.
 
         All ranks of the process set call this together, between two steps, and get the same: by name of gradient,
-        ``sent`` and ``finished``, flat tensors of float32 (``ringtrain.gradients.residuals``); of PowerSGD ``residual``,
+        ``sent`` and ``finished``, flat tensors of float32 (``ringtrain._training.residuals``); of PowerSGD ``residual``,
         a mean, and the right ``factor``. So one rank can save it, and a world of other hosts can go on with it. Empty
         where nothing is kept.
         """

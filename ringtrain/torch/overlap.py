@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 import torch
 
-from ringtrain.gradients.session import Session
+from ringtrain._runtime.process_sets import hosts_of
+from ringtrain._training.session import Session
 
 
 def overlap_pays(session: Session, parameters: Iterable[torch.Tensor]) -> bool:
@@ -15,6 +16,6 @@ def overlap_pays(session: Session, parameters: Iterable[torch.Tensor]) -> bool:
     make them: the same work, and switches between threads on top, for which the others wait.
     """
     context = session.context
-    if context.process_set_hosts(session.process_set_id) > 1 or any(parameter.is_cuda for parameter in parameters):
+    if hosts_of(context, session.process_set_id) > 1 or any(parameter.is_cuda for parameter in parameters):
         return True
     return context.local_size * torch.get_num_threads() < len(os.sched_getaffinity(0))

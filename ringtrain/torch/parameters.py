@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from ringtrain._training import grouping
+from ringtrain._training.arguments import given_groups
+from ringtrain._training.grouping import Groups
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients import grouping
-from ringtrain.gradients.arguments import given_groups
-from ringtrain.gradients.grouping import Groups
 
 
 def trained(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[torch.Tensor]:

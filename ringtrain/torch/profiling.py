@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from ringtrain import context as contexts
-from ringtrain import ranges
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime import ranges
 
 
 def install() -> None:

@@ -1,6 +1,6 @@
 """``allreduce`` and its relatives for torch tensors, in the argument order of Horovod's scripts for PyTorch.
 
-``ringtrain.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
+``ringtrain._runtime.operations`` does the work and describes the operations; here are the torch-only arguments (``average``,
 ``compression``), identity of tensors in the in-place forms, sparse tensors, and gradients. Tensors are on the CPU or a
 GPU, of any dtype of the core and any layout; what is not contiguous is copied. The forms that wait and return a new
 tensor are differentiable. ``operations`` has the rest.
@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ringtrain import operations as arrays
-from ringtrain.context import current
-from ringtrain.gradients.arguments import chosen_op
-from ringtrain.operations import Handle
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain.submission import preparing
-from ringtrain.torch.autograd import Forward, differentiable
+from ringtrain._runtime import operations as arrays
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Handle
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain._runtime.submission import preparing
+from ringtrain._training.arguments import chosen_op
+from ringtrain.torch.autograd import Forward, carries_gradients, differentiable
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
 from ringtrain.torch.handles import InPlaceHandle
@@ -143,6 +143,7 @@ def allreduce_async_(
     return InPlaceHandle(handle, tensor)
 
 
+@carries_gradients
 @eager
 def grouped_allreduce(
     tensors: Iterable[torch.Tensor],
@@ -155,7 +156,12 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> list[torch.Tensor]:
-    """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order."""
+    """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Args:
+        tensors: as many on all ranks; their shapes and dtypes may differ from one to the next. The other arguments are those of
+            ``allreduce``.
+    """
     before = preparing("allreduce", name, process_set)
     with before:
         tensors, op = listed(tensors), chosen_op(average, op)
@@ -233,6 +239,12 @@ def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> SparseAllreduce:
     """Sums or averages sparse COO tensors: each rank sends the entries that it has.
+
+    Args:
+        tensor: a sparse COO tensor; its shape and dtype are the same on all ranks.
+        name: identity among the ranks.
+        op: ``Average`` or ``Sum``.
+        process_set: the ranks that take part.
 
     Returns:
         A handle for ``synchronize``, which can be called too; both give the coalesced sparse result.

@@ -1,6 +1,6 @@
 """What one rank's optimizer steps with, and its parameters, to be compared with those of the other ranks.
 
-``ringtrain.gradients.drift`` says when, and what follows. Left out is what a rank has alone by design: rows of sharded
+``ringtrain._training.drift`` says when, and what follows. Left out is what a rank has alone by design: rows of sharded
 tables, and tensors that only stand for their parts elsewhere, such as the ``DTensor`` of FSDP2.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain import checks
-from ringtrain.gradients.drift import Named, Replica, Settings, Words, flat_settings
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.watch import Forms, Watch
-from ringtrain.processors import kind_of_processor
+from ringtrain._bootstrap.processors import kind_of_processor
+from ringtrain._training.adapter import checks
+from ringtrain._training.drift import Named, Replica, Settings, Words, flat_settings
+from ringtrain._training.session import Session
+from ringtrain._training.watch import Forms, Watch
 from ringtrain.torch import parameters
 from ringtrain.torch.shards import replicated
 from ringtrain.torch.tensors import DTYPE_IDS

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ringtrain import operations
-from ringtrain.context import current
+from ringtrain._runtime import operations
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import broadcast_object
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._runtime.submission import preparing
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.objects import broadcast_object
-from ringtrain.process_sets import ProcessSet, global_process_set
-from ringtrain.submission import preparing
 from ringtrain.torch.functions import broadcast_optimizer_state, give_model
 
 

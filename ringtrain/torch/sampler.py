@@ -1,4 +1,4 @@
-"""The sampler that distributes a data set over the ranks for a ``DataLoader``; ``ringtrain.sharding`` decides who reads what.
+"""The sampler that distributes a data set over the ranks for a ``DataLoader``; ``ringtrain._training.sharding`` decides who reads what.
 
 It knows how far the epoch has come, so that a run resumes between two batches, on as many ranks as it then has.
 """
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain import sharding
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, place_in, size_of
+from ringtrain._training import sharding
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.process_sets import ProcessSet, global_process_set, place_in, size_of
 
 
 class DistributedSampler(torch.utils.data.Sampler[int]):

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ringtrain import tables
+from ringtrain._binding import tables
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 class Shard(torch.nn.Parameter):

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 import torch
 
-from ringtrain.context import Context
+from ringtrain._runtime.context import Context
+from ringtrain._runtime.operations import Adasum, Average, Sum
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ranks_of
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from ringtrain.operations import Adasum, Average, Sum
-from ringtrain.pending import Operation
 from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, finish, received
 
 _UNWEIGHTED = -1  # a contribution that counts as one
@@ -113,7 +114,7 @@ def _all_members(context: Context, process_set: int) -> int | None:
     """What an average divides by where the world's options say all members; None for those that contribute."""
     if context.chosen.get("join_divisor") != "initial":
         return None
-    return len(context.process_set_ranks(process_set) or ())
+    return len(ranks_of(context, process_set) or ())
 
 
 def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:

@@ -4,7 +4,7 @@
 after ``synchronize()`` it may be reopened by a further pass.
 """
 
-from ringtrain.gradients.presence import MISSING, SETTLED, after_round, is_there
+from ringtrain._training.presence import MISSING, SETTLED, after_round, is_there
 
 
 class Step:

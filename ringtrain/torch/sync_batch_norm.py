@@ -16,12 +16,12 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ringtrain.context import Context, current
+from ringtrain._runtime.context import Context, current
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
+from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.guard import StepGuard, under_way
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.guard import StepGuard, under_way
-from ringtrain.numbering import next_number
-from ringtrain.pending import Operation
-from ringtrain.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.tensors import buffer_of, finish, received
 
@@ -81,7 +81,11 @@ class SyncBatchNorm(_BatchNorm):
 
     @eager
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype."""
+        """Normalises ``input`` of shape (N, C, ...); the result has its shape and dtype.
+
+        Raises:
+            UnsupportedError: on a process set, in a training by ``elastic.State``.
+        """
         self._check_input_dim(input)
         if self.process_set is not global_process_set and under_way() is not None:
             raise UnsupportedError(

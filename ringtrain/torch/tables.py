@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.process_sets import members_of
 from ringtrain.embedding import checkpoints
 from ringtrain.embedding.kept_rows import Origin, in_one_world
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.process_sets import members_of
 from ringtrain.torch.embedding import tables_in
 from ringtrain.torch.shards import is_shard
 
@@ -74,7 +74,12 @@ def load_tables(
 def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
     """The weight of a saved table as ``torch.nn.Embedding`` has it, (rows, width); needs no world, and memory for all.
 
-    Raises InvalidArgumentError if it is not there as a whole.
+    Args:
+        folder: what ``save_tables`` has written.
+        name: of the table, as in the model.
+
+    Raises:
+        InvalidArgumentError: the table is not there as a whole.
     """
     return torch.from_numpy(checkpoints.find(folder, name).plain())
 
@@ -83,6 +88,12 @@ def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str,
     """``state_dict()`` without what belongs to rows of sharded embeddings: the same on all ranks, for one to save.
 
     A model loads it with ``strict=False``. Load an optimizer's before ``load_tables``, which sets the rest.
+
+    Args:
+        part: a model, or an optimizer.
+
+    Returns:
+        The dictionary, as that of ``state_dict()``.
     """
     if isinstance(part, torch.nn.Module):
         return {name: value for name, value in part.state_dict().items() if not is_shard(value)}

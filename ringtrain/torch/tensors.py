@@ -1,7 +1,7 @@
 """Torch tensors as the core's buffers: address, dtype, shape, stream, and who keeps the memory alive; and results as tensors.
 
 ``gradients`` and ``functions`` submit ``buffer_of`` a contiguous tensor and ``finish`` what they submitted; importing
-this teaches ``ringtrain.buffers`` the same, so that the operations for arrays take torch tensors of any layout.
+this teaches ``ringtrain._binding.buffers`` the same, so that the operations for arrays take torch tensors of any layout.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ringtrain import tables
-from ringtrain.buffers import Buffer, HostBuffers, register_framework
-from ringtrain.cuda_arrays import CudaArray
+from ringtrain._binding import tables
+from ringtrain._binding.buffers import Buffer, HostBuffers, register_framework
+from ringtrain._binding.cuda_arrays import CudaArray
+from ringtrain._runtime.pending import Operation
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.pending import Operation
 
 # Every element type of the core has the same name in torch, which in older releases lacks some of 8 bits.
 DTYPE_IDS: dict[torch.dtype, int] = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.operations import Max, allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set
+from ringtrain._runtime.operations import Max, allreduce
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 
 
 def until_all_are_done(

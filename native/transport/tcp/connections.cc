@@ -68,6 +68,7 @@ struct Connections::Peer {
   std::unique_ptr<ControlSender> control_out;
   std::unique_ptr<ControlReceiver> control_in;
   std::vector<std::unique_ptr<PieceSender>> data_out;   // by lane, from 1
+  size_t turn = 0;                                      // of which of these it is
   std::vector<std::unique_ptr<PieceReceiver>> data_in;  // likewise
   std::vector<Socket> silent;                           // of data lanes that carry nothing any more
   std::vector<bool> readable;                           // by lane, from 0: stands in readable_
@@ -294,12 +295,20 @@ bool Connections::Flush(Peer* peer) {
   }
   if (!FlushControl(peer)) return false;
   CallData(peer);
-  bool more = false;
-  for (size_t lane = 1; lane <= peer->data_out.size() && !peer->lost; ++lane) {
-    PieceSender* const sender = peer->data_out[lane - 1].get();
-    const LaneMove move = sender != nullptr ? sender->Move() : LaneMove();
-    if (move.lost) LoseSending(peer, lane, move);
-    more |= move.more;
+  // Where there are several a piece each in turn: of what the first has room for, the others would get nothing. The
+  // next time begins behind the lane of the last piece, or the first would have more of each message.
+  const size_t lanes = peer->data_out.size(), most = lanes > 1 ? Exchange::kPieceBytes : PieceSender::kBytesInTurn;
+  bool more = true;
+  for (size_t moved = 0; more && moved < PieceSender::kBytesInTurn; moved += most) {
+    more = false;
+    for (size_t i = 0, first = peer->turn; i < lanes && !peer->lost; ++i) {
+      const size_t lane = (first + i) % lanes;
+      if (peer->exchange.sends()) peer->turn = (lane + 1) % lanes;
+      PieceSender* const sender = peer->data_out[lane].get();
+      const LaneMove move = sender != nullptr ? sender->Move(most) : LaneMove();
+      if (move.lost) LoseSending(peer, lane + 1, move);
+      more |= move.more;
+    }
   }
   return more && !peer->lost;
 }

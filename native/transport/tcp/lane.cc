@@ -65,9 +65,9 @@ LaneMove ControlReceiver::Move(std::vector<Record>* records) {
   return {true, false, "", false, 0};
 }
 
-LaneMove PieceSender::Move() {
+LaneMove PieceSender::Move(size_t most) {
   iovec spans[PieceWriter::kMostSpans];
-  for (size_t moved = 0; moved < kBytesInTurn;) {
+  for (size_t moved = 0; moved < most;) {
     const int count = writable ? writer_.Gather(ahead_, spans) : 0;
     if (count == 0) return {};
     msghdr message{};

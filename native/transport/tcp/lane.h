@@ -85,10 +85,12 @@ class ControlReceiver {
 // Sends pieces of messages. ahead: bytes that it may take of the exchange before they leave.
 class PieceSender {
  public:
+  static constexpr size_t kBytesInTurn = 2 << 20;  // before other peers have their turn
   PieceSender(Socket socket, Exchange* exchange, size_t ahead)
       : socket_(std::move(socket)), writer_(exchange), ahead_(ahead) {}
   Socket& socket() { return socket_; }
-  LaneMove Move();
+  // Sends `most` bytes, or some more, unless there are fewer or no room.
+  LaneMove Move(size_t most);
   // Whether the peer has closed it.
   LaneMove Listen() const;
   bool writable = true;

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
 
 if TYPE_CHECKING:  # each Keras puts its own ModelCheckpoint behind it
     _ModelCheckpoint: Any

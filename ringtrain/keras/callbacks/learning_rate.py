@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError
 
@@ -53,8 +53,10 @@ class ScheduleHooks:
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks what it needs."""
-        rate = getattr(self.model.optimizer, "_learning_rate", None)
-        rate = getattr(getattr(self.model.optimizer, "inner_optimizer", None), "_learning_rate", rate)
+        optimizer = _innermost(self.model.optimizer)
+        rate = getattr(optimizer, "_learning_rate", None)
+        if rate is None:  # those of optimizers.legacy
+            rate = getattr(optimizer, "learning_rate", None)
         if not hasattr(rate, "assign"):
             raise InvalidArgumentError(
                 f"{type(self).__name__}: expected an optimizer with a number as learning rate but found a "
@@ -139,10 +141,17 @@ class WarmupHooks(ScheduleHooks):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr}.")
 
 
+def _innermost(optimizer: Any) -> Any:
+    """The one that a LossScaleOptimizer is around, if it is one."""
+    return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
 def _velocities(optimizer: Any) -> list[Any]:
     """The velocities that contain the rate: those of SGD and RMSprop, and not what Muon calls momentum."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = _innermost(optimizer)
     of_the_two = any(kind.__name__ in ("SGD", "RMSprop") for kind in type(optimizer).__mro__)
     if not of_the_two or not getattr(optimizer, "momentum", None):
         return []
+    if hasattr(optimizer, "get_slot"):  # one of optimizers.legacy
+        return [each for each in optimizer.variables() if each.name.endswith("/momentum:0")]
     return getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", [])

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import allreduce
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of, size_of
 from ringtrain.elastic.transparent import surviving
 from ringtrain.errors import MismatchError
-from ringtrain.objects import allgather_object
-from ringtrain.operations import allreduce
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of, size_of
 
 
 class MetricHooks:

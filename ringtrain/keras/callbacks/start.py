@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ringtrain.context import current
+from ringtrain._binding.log import logger
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain.elastic.transparent import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import reduction_of, reduction_within
 from ringtrain.keras.replicas import ReplicaGuard, unequal
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, slots_of, variables_of_optimizer
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object
-from ringtrain.process_sets import ProcessSet, global_process_set, members_of
 
 
 class StartHooks:
@@ -94,9 +94,12 @@ class StartHooks:
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the replicas after the first update since they were made alike."""
+        if not self._waits_for_variables and self._guard is None:
+            return
+        model = self.model  # of which variables have their values once a callback asks for it, with Keras on JAX
         if self._waits_for_variables:
             self._waits_for_variables = False
-            self._make_alike(self.model, self._process_set())
+            self._make_alike(model, self._process_set())
         elif self._guard is not None and self._guard.passed():
             self._guard = None
 
@@ -163,8 +166,8 @@ def _local_steps_of(optimizer: Any) -> Any:
 def _ask_for_no_look(optimizer: Any, muted: bool) -> None:
     """Whether a distributed optimizer leaves the variables alone, which are not those of the root yet."""
     reduction = reduction_of(optimizer)
-    if reduction is not None and reduction.watch is not None:
-        reduction.watch.mute(muted)
+    if reduction is not None and reduction.watching.watch is not None:
+        reduction.watching.watch.mute(muted)
 
 
 def _is_late(optimizer: Any) -> bool:

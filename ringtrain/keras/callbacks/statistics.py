@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.keras.variables import average_variables
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 MOVING_STATISTICS = ("moving_mean", "moving_variance")
 

@@ -1,4 +1,4 @@
-"""Elastic training for Keras 3 on TensorFlow or PyTorch; ``ringtrain.elastic`` says what it is.
+"""Elastic training for Keras 3 on TensorFlow or PyTorch, but not on JAX; ``ringtrain.elastic`` says what it is.
 
 With ``Elastic`` no step is lost:
 
@@ -27,6 +27,7 @@ from typing import Any
 
 import keras
 
+from ringtrain import elastic
 from ringtrain.elastic import BatchSampler, ObjectState, State
 from ringtrain.keras.backends import backend
 from ringtrain.keras.elastic.fit import ElasticHooks, batches
@@ -61,4 +62,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         func: takes the state and further arguments.
     """
-    return backend.hvd.elastic.run(func)
+    return getattr(backend.hvd, "elastic", elastic).run(func)
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringtrain.context import current
+from ringtrain._binding.log import logger
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._runtime.operations import Max
 from ringtrain.elastic.likeness import is_made_of
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.fitting import compare_replicas
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object
-from ringtrain.operations import Max
 
 # What Keras sets on each rank; the sign of ``min_delta`` once that rank has a metric to look at.
 _OF_KERAS = {"_model", "model", "params", "validation_data", "min_delta"}

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Max
+from ringtrain._runtime.process_sets import global_process_set
 from ringtrain._training.needs import check_needs
-from ringtrain.context import current
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
 from ringtrain.elastic.saving import is_plain
@@ -36,8 +38,6 @@ from ringtrain.keras.fitting import decides_too_early, made, refuse_too_early
 from ringtrain.keras.optimizer import hoist, reduction_within
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.variables import broadcast_variables
-from ringtrain.operations import Max
-from ringtrain.process_sets import global_process_set
 
 BY_SAMPLER = -1  # number of an epoch's batches
 _LENGTHS = "fit.lengths"
@@ -441,7 +441,11 @@ def _checked(model: Any) -> KerasReducer:
             "model.build(input_shape) and model.compile(hvd.DistributedOptimizer(...)) before."
         )
     settings = reduction.settings
-    columns = [*settings.mode.columns, *(["Compression.powersgd"] if settings.powersgd is not None else [])]
+    columns = [
+        *backend.columns,
+        *settings.mode.columns,
+        *(["Compression.powersgd"] if settings.powersgd is not None else []),
+    ]
     check_needs(columns, {"elastic.State": True, "survives on the host": True}, "elastic.Elastic")
     if reduction.settings.process_set is not global_process_set:
         raise UnsupportedError(

@@ -9,6 +9,7 @@ from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.keras.backends import backend
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
@@ -30,7 +31,7 @@ class KerasState(ObjectState):
 
     Raises:
         InvalidArgumentError: a model without variables yet; it is a ValueError.
-        UnsupportedError: an optimizer with ``LocalSteps`` or ``OneStepLate``.
+        UnsupportedError: an optimizer with ``LocalSteps`` or ``OneStepLate``, or Keras on JAX.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):
@@ -44,6 +45,7 @@ class KerasState(ObjectState):
         reduction = self._reduction()
         if reduction is not None:
             check_needs(reduction.settings.mode.columns, {"KerasState": True}, type(self).__name__)
+        check_needs(backend.columns, {"KerasState": True}, type(self).__name__)
         if self.optimizer is not None:
             if hoist(self.optimizer) and getattr(model, "train_function", None) is not None:
                 model.make_train_function(force=True)

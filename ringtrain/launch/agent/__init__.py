@@ -6,6 +6,6 @@ without MPI the agent does (see `starting`).
 
 Requests come in on stdin, one JSON object a line; the end of stdin, or a long silence, means that the launcher is gone.
 Answers and news go out on stdout: a JSON line each, and after one that has "bytes" as many bytes of a rank's output.
-What they say is described in `ringtrain.agent_protocol`. The ranks of the host (see `rank`) connect to a Unix socket in
+What they say is described in `ringtrain._rendezvous.agent_protocol`. The ranks of the host (see `rank`) connect to a Unix socket in
 the abstract namespace, which leaves no file behind.
 """

@@ -40,7 +40,7 @@ TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ringtrain.agent_protocol import RankNews, Serve, Start
+    from ringtrain._rendezvous.agent_protocol import RankNews, Serve, Start
     from ringtrain.launch.agent.link import Launcher
 
 CANNOT_START = 125  # code of a command that never was

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ringtrain.agent_protocol import Describe, HostFacts, VisibleGpus
+    from ringtrain._rendezvous.agent_protocol import Describe, HostFacts, VisibleGpus
 
 # Of an agent: its pipes, and for each rank two for its output beside its sockets. In an elastic job each rank has one for the
 # authority's frames, and there may be another rank in its slot for a moment.
@@ -41,7 +41,7 @@ def describe(request: Describe) -> HostFacts:
         "most_ranks": most,
         "shell": login_shell(),
         **visible_gpus(dict(os.environ, **request["environment"])),
-        "machine": [boot_id(), os.stat("/proc/self/ns/net").st_ino],
+        "machine": machine(),
     }
     environment = dict(os.environ, **request["environment"])
     problem = obstacle(directory, request["files"], request["uses_mpi"])
@@ -142,6 +142,11 @@ def lack_of_descriptors(ranks: int, is_elastic: bool) -> list[str]:
     advised = -(-needed // 64) * 64
     text = f"it must be at least {needed} there, for {ranks} ranks, but is less. Raise it with: ulimit -n {advised}"
     return ["limit of open files", str(hard), text]
+
+
+def machine() -> list[str | int]:
+    """What no other machine, or container, has."""
+    return [boot_id(), os.stat("/proc/self/ns/net").st_ino]
 
 
 def boot_id() -> str:

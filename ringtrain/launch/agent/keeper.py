@@ -11,7 +11,7 @@ import os
 import signal
 
 from ringtrain.launch.agent import command
-from ringtrain.launch.agent.processes import end_all_below
+from ringtrain.launch.agent.processes import close_all_but, end_all_below
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ def _keep(agent: int, tells: int, notices: Iterable[int]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         for descriptor in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        os.closerange(3, tells)
-        os.closerange(tells + 1, os.sysconf("SC_OPEN_MAX"))
+        close_all_but({tells})
 
         def tell(number: int, _frame: FrameType | None) -> None:
             try:

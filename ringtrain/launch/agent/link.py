@@ -11,7 +11,7 @@ from ringtrain.version import __version__
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
-    from ringtrain.agent_protocol import Answer, RankNews, Request
+    from ringtrain._rendezvous.agent_protocol import Answer, RankNews, Request
 
 MARK = b"\x1eringtrain-agent "  # before each line: what has none is of a login shell, or of what it has left running
 SECONDS_TO_FINISH = 5.0  # in which the launcher must take something of what is left for it

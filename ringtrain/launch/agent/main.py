@@ -8,12 +8,13 @@ import time
 from ringtrain.launch.agent.facts import describe
 from ringtrain.launch.agent.link import Launcher
 from ringtrain.launch.agent.listener import RankListener
-from ringtrain.launch.agent.networks import Networks, connect_all, free_port, rdma_ports
+from ringtrain.launch.agent.network_test import listen_with
+from ringtrain.launch.agent.networks import Networks, connect_all, free_port
 from ringtrain.launch.agent.succession import hand_over
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
-    from ringtrain.agent_protocol import Request
+    from ringtrain._rendezvous.agent_protocol import Request
 
 
 def run() -> None:
@@ -37,8 +38,9 @@ def main() -> None:
         if request["do"] == "describe":
             launcher.tell(describe(request))
         elif request["do"] == "listen":
-            addresses = networks.listen(**request["listener"])
-            launcher.tell({"addresses": addresses, "left_out": networks.left_out, "rdma_ports": rdma_ports()})
+            answer = listen_with(networks, request["listener"])
+            networks.answer_beside()
+            launcher.tell(answer)
         elif request["do"] == "connect":
             launcher.tell({"reached": connect_all(request["targets"])})
         elif request["do"] == "find port":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -13,7 +14,7 @@ TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringtrain.agent_protocol import Listening, Target
+    from ringtrain._rendezvous.agent_protocol import Listening, Target
 
 SECONDS_TO_CONNECT = 3.0
 # For packets as large as the interface allows. A kernel that looks for the size that passes (tcp_mtu_probing) begins after
@@ -26,15 +27,22 @@ LARGE_BYTES = 32 << 10  # some packets of an Ethernet with jumbo frames, and few
 
 
 class Networks:
-    """Finds out which hosts can reach this one, by a listener on each of its addresses that says who it is."""
+    """Finds out which hosts can reach this one, by a listener on each of its addresses that says who it is.
+
+    selector: of the listeners; whoever has it on a selector of its own calls `answer` when it is ready.
+    """
 
     def __init__(self) -> None:
         self.listeners: list[socket.socket] = []
         self.left_out: list[str] = []  # addresses on which nobody listens, for people
+        self.selector = selectors.DefaultSelector()
+        self._nonce = b""
+        self._has_thread = False
 
     def listen(self, nonce: str, ports: Sequence[int], interfaces: Sequence[str]) -> list[Listening]:
         """Listens on every address that --network-interfaces allows; returns Listening of each."""
         found: list[Listening] = []
+        self._nonce = bytes.fromhex(nonce)
         for interface, address, prefix in ipv4_addresses() + ipv6_addresses():
             is_wanted = is_allowed(interface, address, interfaces)
             listener = bind_within(address, ports) if is_wanted else None
@@ -44,29 +52,38 @@ class Networks:
             else:
                 self.listeners.append(listener)
                 found.append((interface, address, prefix, listener.getsockname()[1], mtu_of(interface)))
-        selector = selectors.DefaultSelector()
         for listener in self.listeners:
             listener.setblocking(False)
-            selector.register(listener, selectors.EVENT_READ, listener)
-        threading.Thread(target=self._answer, args=(selector, bytes.fromhex(nonce)), daemon=True).start()
+            self.selector.register(listener, selectors.EVENT_READ, listener)
         return found
+
+    def answer_beside(self) -> None:
+        """Answers whoever calls, by a thread, until `close`."""
+        self._has_thread = True
+        threading.Thread(target=self._answer_all, daemon=True).start()
 
     def close(self) -> None:
         """Stops listening."""
         for listener in self.listeners:
             listener.close()
         self.listeners = []
+        if not self._has_thread:
+            self.selector.close()
 
-    def _answer(self, selector: selectors.BaseSelector, nonce: bytes) -> None:
-        """Sends the nonce and what fills large packets to whoever connects, and reads nothing."""
+    def _answer_all(self) -> None:
         while self.listeners:
-            for key, _ in selector.select(1.0):
-                try:
-                    connection, _ = key.data.accept()
-                    with connection:
-                        greet(connection, nonce)
-                except OSError:  # whoever it was has gone, or the test is over
-                    pass
+            self.answer(1.0)
+        self.selector.close()
+
+    def answer(self, seconds: float) -> None:
+        """Sends the nonce and what fills large packets to whoever connects until then, and reads nothing."""
+        for key, _ in self.selector.select(seconds):
+            try:
+                connection, _ = key.data.accept()
+                with connection:
+                    greet(connection, self._nonce)
+            except OSError:  # whoever it was has gone, or the test is over
+                pass
 
 
 def greet(connection: socket.socket, nonce: bytes) -> None:
@@ -210,32 +227,66 @@ def connect_all(targets: Sequence[Target]) -> list[str]:
 
 def connect_some(targets: Sequence[Target]) -> list[str]:
     """``connect_all`` for no more than there are descriptors."""
-    selector, results = selectors.DefaultSelector(), ["no answer"] * len(targets)
-    for index, (address, port, _) in enumerate(targets):
+    attempts = Attempts(targets)
+    while not attempts.have_ended():
+        attempts.take(max(0.0, attempts.deadline - time.monotonic()))
+    attempts.close()
+    return attempts.results
+
+
+class Attempts:
+    """Connections to some targets, all at once.
+
+    selector: of those that are under way, for whoever has it on a selector of its own. deadline: until when `take` is to be
+    called, at the latest. results: as those of `connect_all`, once they are over.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.results = ["no answer"] * len(targets)
+        self._targets = targets
+        for index, (address, port, _) in enumerate(targets):
+            self._begin(index, address, port)
+        self._awaits_large = 0
+        self._heard()
+
+    def have_ended(self) -> bool:
+        """Whether all have been answered, or the time for it is over."""
+        return not self.selector.get_map() or time.monotonic() >= self.deadline
+
+    def close(self) -> None:
+        """Keeps nothing open."""
+        for key in list(self.selector.get_map().values()):
+            self._end(key.fileobj)  # type: ignore[arg-type]
+        self.selector.close()
+
+    def take(self, seconds: float) -> None:
+        """Takes the answers that come until then."""
+        for key, _ in self.selector.select(seconds):
+            before = self.results[key.data]
+            self.results[key.data] = answer_of(key.fileobj, bytes.fromhex(self._targets[key.data][2]), before)  # type: ignore[arg-type]
+            self._awaits_large += (self.results[key.data] == LOSES_LARGE) - (before == LOSES_LARGE)
+            if self.results[key.data] != LOSES_LARGE:
+                self._end(key.fileobj)  # type: ignore[arg-type]
+            self._heard()
+
+    def _begin(self, index: int, address: str, port: int) -> None:
         attempt = new_socket(address)
         attempt.setblocking(False)
         error = attempt.connect_ex((address, port))
-        if error in (0, 115):  # EINPROGRESS
-            selector.register(attempt, selectors.EVENT_READ, (index, attempt))
+        if error in (0, errno.EINPROGRESS):
+            self.selector.register(attempt, selectors.EVENT_READ, index)
         else:
-            results[index] = os.strerror(error)
+            self.results[index] = os.strerror(error)
             attempt.close()
-    heard, awaits_large = time.monotonic(), 0  # of the connections that are left
-    while selector.get_map():
-        left = heard + (SECONDS_FOR_LARGE if awaits_large else SECONDS_TO_CONNECT) - time.monotonic()
-        if left <= 0:
-            break
-        for key, _ in selector.select(left):
-            index, attempt = key.data
-            heard, before = time.monotonic(), results[index]
-            results[index] = answer_of(attempt, bytes.fromhex(targets[index][2]), before)
-            awaits_large += (results[index] == LOSES_LARGE) - (before == LOSES_LARGE)
-            if results[index] != LOSES_LARGE:
-                selector.unregister(attempt)
-                attempt.close()
-    for key in list(selector.get_map().values()):
-        key.data[1].close()
-    return results
+
+    def _heard(self) -> None:
+        """Another answer has come: the others have time again."""
+        self.deadline = time.monotonic() + (SECONDS_FOR_LARGE if self._awaits_large else SECONDS_TO_CONNECT)
+
+    def _end(self, attempt: socket.socket) -> None:
+        self.selector.unregister(attempt)
+        attempt.close()
 
 
 def answer_of(connection: socket.socket, nonce: bytes, before: str) -> str:

@@ -230,12 +230,16 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-def close_quietly(descriptor: int) -> None:
-    """Closes a descriptor that may be closed already."""
-    try:
-        os.close(descriptor)
-    except OSError:
-        pass
+def close_all_but(kept: Iterable[int]) -> None:
+    """Closes the descriptors of this process but the standard ones and these.
+
+    It asks which there are: a container may allow a thousand million of them.
+    """
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
+        try:
+            os.close(descriptor)
+        except OSError:  # that by which the folder was read
+            pass
 
 
 def listeners_of(processes: Iterable[int]) -> set[str]:

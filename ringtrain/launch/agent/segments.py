@@ -5,16 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import selectors
 import sys
+import time
 
-from ringtrain.launch.agent.processes import is_waiting, read_file
+from ringtrain.launch.agent.processes import is_waiting, processes_of, read_file
+
+TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 # What MPI libraries share, and what they are built on; a rank may share other memory, which is its own.
 MPI_FILE = rb"/dev/shm/(?:mpich_shm_|Intel_MPI_|sm_segment\.|vader_segment\.|ucx_shm_posix_|psm[23]_shm\.)\S+"
 MPI_NAME = re.compile(MPI_FILE.removeprefix(b"/dev/shm/"))
 MPI_SEGMENT = re.compile(rb"(\d+) +(" + MPI_FILE + rb")$", re.MULTILINE)  # in /proc/PID/maps
-
-
+LOOKS, SECONDS_BETWEEN_LOOKS = 5, 0.05  # for whoever has just made shared memory, and is about to map it
 IN_CREATE = 0x100
 EVENT_HEAD = 16  # bytes of struct inotify_event before its name, whose length is the last of them
 
@@ -47,6 +52,58 @@ class SegmentWatch:
             names.append(events[EVENT_HEAD:end].rstrip(b"\0"))
             events = events[end:]
         return any(map(MPI_NAME.fullmatch, names))
+
+
+class Segments:
+    """The shared memory that the MPI of the ranks of this host has made, which is removed after the job.
+
+    groups: tells the process groups of the ranks that live.
+
+    Attributes:
+        look_at: when `look_again` is to be called.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, groups: Callable[[], set[int]]):
+        self.look_at = float("inf")
+        self._looks = 0  # still to be taken
+        self._groups = groups
+        self._known: set[tuple[str, int]] = set()  # (path, inode)
+        try:
+            self._watch = SegmentWatch()
+            selector.register(self._watch, selectors.EVENT_READ, self._note_creation)
+        except OSError:  # then a rank that is killed within MPI_Init may leave what it shares
+            pass
+
+    def note(self, told: Iterable[tuple[str, int]]) -> None:
+        """Takes what a rank tells of its own."""
+        self._known.update((path, inode) for path, inode in told if re.fullmatch(MPI_FILE, os.fsencode(path)))
+
+    def look(self) -> None:
+        """Notes what the ranks' MPI shares: those that end within MPI_Init do not come to tell of it themselves."""
+        groups = self._groups()
+        for process in processes_of(groups, None) if groups else ():
+            self._known |= segments_of(process)
+
+    def look_unless_known(self) -> None:
+        """A rank has failed, and the engine ends the others now."""
+        if not self._known:
+            self.look()
+
+    def look_again(self) -> None:
+        """Until those are known who have just made shared memory, or it is clear that they are not of this job."""
+        known = len(self._known)
+        self.look()
+        self._looks = 0 if len(self._known) > known else self._looks - 1
+        self.look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS if self._looks else float("inf")
+
+    def remove(self) -> None:
+        """Removes all that is left of it."""
+        for path, inode in self._known:
+            remove_file(path, inode)
+
+    def _note_creation(self) -> None:
+        if self._watch.has_seen_one():
+            self._looks, self.look_at = LOOKS, 0.0
 
 
 def segments_of(process: int) -> set[tuple[str, int]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from ringtrain.agent_protocol import TakeOver
+    from ringtrain._rendezvous.agent_protocol import TakeOver
     from ringtrain.launch.agent.link import Launcher
 
 MOST_OF_A_CLAIM = 4096  # bytes

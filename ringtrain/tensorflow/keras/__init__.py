@@ -8,11 +8,15 @@ for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) the same on its own way to re
 """
 
 import importlib as _importlib
+import typing as _typing
 
 from ringtrain import keras as _keras3
-from ringtrain.keras import *  # noqa: F403 - what is not defined below is the same for both
+from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer
 from ringtrain.tensorflow.legacy_keras import is_in_use as _legacy_is_in_use
+
+if _typing.TYPE_CHECKING:
+    from ringtrain.keras import *  # noqa: F403 - what is not defined here is the same for both
 
 if _legacy_is_in_use():
     from ringtrain.tensorflow.keras.legacy import broadcast_global_variables, load_model
@@ -23,3 +27,7 @@ callbacks = _importlib.import_module(f"{__name__}.callbacks")  # "from … impor
 elastic = _importlib.import_module(f"{__name__}.elastic")
 
 __all__ = list(_keras3.__all__)
+
+_get, __dir__ = _loads_later(globals(), dict.fromkeys(__all__, "ringtrain.keras"))
+if not _typing.TYPE_CHECKING:  # what is not defined here is the same for both
+    __getattr__ = _get

@@ -46,3 +46,8 @@ __all__ = [
     "MetricAverageCallback",
     "MovingStatisticsAverageCallback",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -44,3 +44,8 @@ class TensorFlowKerasState(KerasState):
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
         super().__init__(model, optimizer, **kwargs)
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

@@ -23,9 +23,9 @@ from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
 from ringtrain.keras.reduction import KerasReducer, when
 from ringtrain.keras.saving import load_wrapped
-from ringtrain.keras.tensorflow_backend import scopes, unconverted
 from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
 from ringtrain.tensorflow import functions
+from ringtrain.tensorflow.keras_backend import scopes, unconverted
 
 if TYPE_CHECKING:  # the user's class comes behind it
     _Optimizer: Any
@@ -142,7 +142,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
     def register_local_var(self, variable: Any) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
         if self._gradient_reduction is not None:
-            self._gradient_reduction.keep_local(variable)
+            self._gradient_reduction.kinds.keep_local(variable)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *arguments: Any, **named: Any) -> Any:
@@ -181,6 +181,15 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
                 f"apply '{reduction.prefix}': {what} must not be set within a LossScaleOptimizer of tf_keras, but is: ranks "
                 "that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
             )
+
+    def _of_all_ranks(self, computed: Iterable[tuple[Any, Any]]) -> _Pairs:
+        """What ``compute_gradients`` returns in place of this rank's own."""
+        pairs = list(computed)
+        if self._gradient_reduction is None or not pairs:
+            return pairs
+        pairs = self._reduce(pairs)
+        self._step.note_computed()
+        return pairs
 
     def _reduced(self, pairs: _Pairs) -> _Pairs:
         """What tf_keras calls before it clips: the reduction, unless ``synchronize`` or ``compute_gradients`` has made it."""
@@ -246,12 +255,7 @@ class _Current(_Methods):
     @unconverted
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> _Pairs:
         """As in tf_keras, and as in Horovod those of all ranks; ``apply_gradients`` takes what is made of them as it is."""
-        pairs = list(super().compute_gradients(loss, var_list, tape))
-        if self._gradient_reduction is None or not pairs:
-            return pairs
-        pairs = self._reduce(pairs)
-        self._step.note_computed()
-        return pairs
+        return self._of_all_ranks(super().compute_gradients(loss, var_list, tape))
 
     @unconverted
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
@@ -295,11 +299,10 @@ class _Older(_Methods):
 
     _HAS_AGGREGATE_GRAD = True  # or tf_keras would not tell them that gradients are reduced already
 
+    @unconverted
     def _compute_gradients(self, *arguments: Any, **named: Any) -> _Pairs:
-        pairs = list(super()._compute_gradients(*arguments, **named))
-        if self._gradient_reduction is not None:
-            self._step.know(variable for _, variable in pairs)
-        return pairs
+        """What ``minimize`` calls: as in Horovod those of all ranks, which ``apply_gradients`` takes as they are."""
+        return self._of_all_ranks(super()._compute_gradients(*arguments, **named))
 
     @unconverted
     def _aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
@@ -323,6 +326,7 @@ class _Older(_Methods):
                 self._create_all_weights([variable for _, variable in pairs])
             present = [pair for pair in pairs if pair[0] is not None]
             pairs = self._aggregate_gradients(self._transform_unaggregated_gradients(present))
+        self._step.take_computed()
         full = self._step.take()
 
         def update() -> Any:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.mode import Mode
 from ringtrain.keras.optimizer import DistributedOptimizer as in_order_of_keras
 from ringtrain.keras.optimizer import checked_groups
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet, global_process_set
 
 
 def DistributedOptimizer(

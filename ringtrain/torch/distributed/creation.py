@@ -8,9 +8,11 @@ import atexit
 import weakref
 from typing import Any
 
-from ringtrain import context as contexts
-from ringtrain import launcher, options, start
-from ringtrain.context import Context
+from ringtrain._binding import options
+from ringtrain._bootstrap import start
+from ringtrain._rendezvous import launcher
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.context import Context
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ringtrain import tables
+from ringtrain._binding import tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.tensors import DTYPE_IDS, holds_its_values, values_of
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
-from ringtrain import exits
+from ringtrain._runtime import exits
+from ringtrain._runtime.pending import Operation
 from ringtrain.errors import ClosedError, PeerLostError
 from ringtrain.errors import TimeoutError as RingtrainTimeout
-from ringtrain.pending import Operation
 from ringtrain.torch.distributed.completions import Completions
 
 Place = Callable[[Operation], None]

@@ -46,3 +46,8 @@ class State(elastic.State, metaclass=_AnyState):
         if cls is State and (args or kwargs):
             return TransparentState(*args, **kwargs)
         return super().__new__(cls)
+
+
+def __dir__() -> list[str]:
+    """The public names alone."""
+    return sorted(__all__)

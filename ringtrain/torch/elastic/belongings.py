@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from ringtrain.context import current
+from ringtrain._binding.log import logger
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain.embedding.kept_rows import surviving
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object, broadcast_object
 from ringtrain.torch.elastic.randomness import random_states, set_random_states
 from ringtrain.torch.elastic.schedules import is_plain, schedules_of
 from ringtrain.torch.elastic.structure import structure_of, take_structure

@@ -1,12 +1,13 @@
-"""``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``ringtrain.sharding`` decides who reads what."""
+"""``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``_training.sharding`` decides who reads what."""
 
 from collections.abc import Iterator, Sized
 from typing import Any, Protocol
 
 import torch
 
-from ringtrain import membership, sharding
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._training import sharding
 from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from ringtrain._bootstrap import membership
 from ringtrain._training.needs import check_needs
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.row_gradients import SentAtOnce
+from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
@@ -179,6 +181,8 @@ class TorchState(ObjectState):
         super().__init__(**{name: value for name, value in given.items() if name not in handlers})
         for name, handler in handlers.items():
             self.__dict__[name] = handler.value
+        if membership.current() is not None and (modes := self._modes()):
+            number_anew(modes)
         if model is None:
             self.__dict__.setdefault("model", None)
         if optimizer is None:
@@ -218,11 +222,15 @@ class TorchState(ObjectState):
 
     def reset(self) -> None:
         """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
-        values = [handler.value for handler in self._handlers.values()]
-        modes = [mode for mode in map(mode_of, values) if mode is not None]
-        numbered = [(number, mode) for mode in modes if (number := mode.order()) is not None]
-        for _, mode in sorted(numbered, key=lambda pair: pair[0]):
+        for mode in self._modes():
             mode.enter_world()
+
+    def _modes(self) -> list[Any]:
+        """Of the distributed optimizers that enter worlds, in that order."""
+        modes = [mode_of(handler.value) for handler in self._handlers.values()]
+        return sorted(
+            (mode for mode in modes if mode is not None and mode.order() is not None), key=lambda mode: mode.order()
+        )
 
 
 def _elastic_parts(values: Mapping[str, Any]) -> list[Part]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from ringtrain.objects import broadcast_object
-from ringtrain.process_sets import global_process_set
+from ringtrain._runtime.objects import broadcast_object
+from ringtrain._runtime.process_sets import global_process_set
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state, is_added
 from ringtrain.torch.shards import Shard

@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain import membership, numbering
+from ringtrain._binding.log import logger
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.operations import broadcast
+from ringtrain._runtime.process_sets import global_process_set, id_of
+from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.needs import check_needs
-from ringtrain.context import current
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
 from ringtrain.elastic.sets import Rule
@@ -25,15 +30,11 @@ from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.kept_rows import surviving
 from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
-from ringtrain.log import logger
-from ringtrain.objects import allgather_object, broadcast_object
-from ringtrain.operations import broadcast
-from ringtrain.process_sets import global_process_set, id_of
-from ringtrain.stalls import long_phase
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.belongings import Belongings
 from ringtrain.torch.elastic.checkpoints import ROWS, Folder, on_devices
+from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
@@ -139,7 +140,7 @@ class TransparentState(LosslessState):
             self._transaction = Transaction(member, self._training, several, self._sets)
             one_by_one = OneByOne() if several else None
             for mode in modes:
-                mode.keep_inputs_for(self._transaction, one_by_one)
+                mode.guarded.keep_inputs_for(self._transaction, one_by_one)
             _let_train([part.table for part in self._tables()], distributed)
         for place, optimizer in enumerate(distributed):
             optimizer.register_step_post_hook(lambda *_, counts=place == 0: self._after_update(counts))
@@ -151,6 +152,9 @@ class TransparentState(LosslessState):
 
         At first all ranks get the state of rank 0, so there is no need of ``broadcast_parameters``. A rank that joins later
         goes on in the middle of an epoch. The samplers are set to each epoch.
+
+        Raises:
+            InvalidArgumentError: ``count`` is no number, or a folder of ``save_every`` has files of later steps than this one.
         """
         if not isinstance(count, int):
             raise InvalidArgumentError(f"elastic.State.epochs: expected a number of epochs but found {count!r}.")
@@ -370,8 +374,8 @@ class _Training:
 
     def enter_world(self) -> None:
         """Has the optimizers go on in the present world, in the order in which ranks that join have made theirs."""
-        for mode in sorted(self._modes(), key=lambda each: each.number):
-            mode.go_on_in_world()
+        for mode in sorted(self._modes(), key=lambda each: each.guarded.number):
+            mode.guarded.go_on_in_world()
 
     def outline(self) -> dict[str, str]:
         """Shapes and dtypes in modules, and numbers of parameters in optimizers; what else there is, by its name."""
@@ -394,7 +398,7 @@ class _Training:
         for name, value in values.items():
             setattr(state, name, value)
         for mode in self._modes():
-            mode.note_between_steps()
+            mode.guarded.note_between_steps()
         self._take_rows()
         self._has_state = True
 
@@ -413,7 +417,7 @@ class _Training:
     def refuse_others(self) -> None:
         """A state made later has taken the optimizers over."""
         transaction = self._state._transaction
-        if transaction is not None and not all(each.is_kept_for(transaction) for each in self._modes()):
+        if transaction is not None and not all(each.guarded.is_kept_for(transaction) for each in self._modes()):
             raise InvalidArgumentError(
                 "elastic.State: expected one State of an optimizer but found another one, made later, to which its steps "
                 "belong. Make one State, and use that."
@@ -526,13 +530,6 @@ def _checked_modes(optimizers: list[Any]) -> list[Surviving]:
     return modes
 
 
-def number_anew(modes: list[Surviving]) -> None:
-    """Numbers optimizers in their order from 0, as in each world that follows: this process may have wrapped others, now gone."""
-    numbering.number_anew(current(), id_of(global_process_set), "optimizer")
-    for mode in sorted(modes, key=lambda each: each.number):
-        mode.renumber()
-
-
 def _let_train(tables: list[Any], optimizers: list[Any]) -> None:
     """Has tables' rows trained by that of the optimizers that has them; none may, if they are frozen."""
     for optimizer in optimizers:
@@ -544,10 +541,11 @@ def _let_train(tables: list[Any], optimizers: list[Any]) -> None:
 
 def _rows_of(mode: SynchronousMode) -> RowGradients:
     """What the gradients of all tables of an optimizer travel with."""
-    found = next((each for each in mode.passengers if isinstance(each, RowGradients)), None)
+    exchange = mode.guarded
+    found = next((each for each in exchange.rounds.passengers if isinstance(each, RowGradients)), None)
     if found is None:
-        found = RowGradients(mode.note_passenger)
-        mode.passengers.append(found)
+        found = RowGradients(exchange.note_passenger)
+        exchange.rounds.passengers.append(found)
     return found
 
 

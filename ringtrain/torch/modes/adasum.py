@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from ringtrain import operations as arrays
-from ringtrain.context import Context
+from ringtrain._runtime import operations as arrays
+from ringtrain._runtime.context import Context
+from ringtrain._runtime.operations import Adasum
+from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._runtime.submission import preparing
+from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.guard import Part, StepGuard, awaited
+from ringtrain._training.session import Session
 from ringtrain.errors import RingtrainError
-from ringtrain.gradients.guard import Part, StepGuard, awaited
-from ringtrain.gradients.session import Session
-from ringtrain.numbering import next_number
-from ringtrain.operations import Adasum
-from ringtrain.pending import Operation
-from ringtrain.process_sets import ProcessSet
-from ringtrain.submission import preparing
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
@@ -98,6 +98,11 @@ class AdasumMode(AroundSteps):
         """Has nothing to leave to an optimizer that was made later: there are no hooks."""
 
     # ---- steps that survive a change of the world ----
+
+    @property
+    def guarded(self) -> "AdasumMode":
+        """What a guard of an elastic job releases."""
+        return self
 
     def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None = None) -> None:
         """Has a guard release each step."""

@@ -13,7 +13,7 @@ import torch
 from ringtrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from ringtrain.torch.feedback import Feedback
+    from ringtrain._training.feedback import Feedback
     from ringtrain.torch.modes.wrapping import Wrapping
 
 State = dict[str, Any]
@@ -75,6 +75,9 @@ class OptimizerMode:
 
     def enter_world(self) -> None:
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
+
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
 
     # ---- a step ----
 

@@ -1,6 +1,6 @@
 """Local steps of a torch optimizer: which tensors its worker averages, and what reduces gradients meanwhile.
 
-``optimizer`` makes one ``LocalStepsMode`` for ``mode=LocalSteps(...)``; ``ringtrain.averaging`` decides and averages. Exact
+``optimizer`` makes one ``LocalStepsMode`` for ``mode=LocalSteps(...)``; ``ringtrain._training.averaging`` decides and averages. Exact
 steps, at the beginning or within a host, are those of a ``SynchronousMode``.
 """
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringtrain._training.averaging.neighbours import set_of_this_host
+from ringtrain._training.averaging.shared import Role, Shared
+from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain._training.mode import LocalSteps
-from ringtrain.averaging.neighbours import set_of_this_host
-from ringtrain.averaging.shared import Role
-from ringtrain.averaging.worker import ComparedSettings, Plan, Worker, require_local
-from ringtrain.gradients.session import Session
+from ringtrain._training.session import Session
+from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.modes.base import AroundSteps, State
 from ringtrain.torch.modes.synchronous import SynchronousMode
@@ -23,34 +24,9 @@ from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.replica import CALLED, settings_of
 from ringtrain.torch.scaling import HeededScaler
 
-_HALVES = (torch.float16, torch.bfloat16)
 
-
-class SharedTensor:
-    """A parameter, or a buffer of the model, as ``ringtrain.averaging`` takes it."""
-
-    def __init__(self, name: str, tensor: torch.Tensor, is_parameter: bool):
-        self.name = name
-        self.tensor = tensor
-        self.role = (
-            Role.PARAMETER if is_parameter else Role.STATISTIC if tensor.is_floating_point() else Role.COUNTER
-        )  # fmt: skip
-
-    def read(self) -> np.ndarray:
-        """The values, flat, in host memory; 16 bits as float32."""
-        values = self.tensor.detach()
-        values = values.float() if values.dtype in _HALVES else values
-        return values.cpu().contiguous().reshape(-1).numpy()
-
-    def held(self, values: np.ndarray) -> np.ndarray:
-        """What the tensor holds after ``write(values)``."""
-        if self.tensor.dtype not in _HALVES:
-            return values
-        return torch.from_numpy(values).to(self.tensor.dtype).float().numpy()
-
-    def write(self, values: np.ndarray) -> None:
-        """Puts values into the tensor."""
-        self.tensor.detach().copy_(torch.from_numpy(values).reshape(self.tensor.shape))
+def _shared(name: str, tensor: torch.Tensor, is_parameter: bool) -> Shared:
+    return Shared(TORCH, name, Role.of(is_parameter, tensor.is_floating_point()), tensor.detach)
 
 
 class LocalStepsMode(AroundSteps):
@@ -72,8 +48,8 @@ class LocalStepsMode(AroundSteps):
     def __init__(self, described: LocalSteps, worker: Worker, make_exact: Callable[[bool], SynchronousMode | None]):
         self._worker = worker
         self._make_exact = make_exact
-        self._buffers = [SharedTensor(f"buffer.{name}", buffer, False) for name, buffer in described.named_buffers]
-        self._parameters: dict[torch.Tensor, SharedTensor] = {}
+        self._buffers = [_shared(f"buffer.{name}", buffer, False) for name, buffer in described.named_buffers]
+        self._parameters: dict[torch.Tensor, Shared] = {}
         self._scaler = HeededScaler()
         self._used = True
         self._warms_up = worker.period.warms_up
@@ -129,6 +105,11 @@ class LocalStepsMode(AroundSteps):
         """The exact mode; the worker follows worlds by itself."""
         if self._exact is not None:
             self._exact.enter_world()
+
+    def renumber(self) -> None:
+        """The exact mode."""
+        if self._exact is not None:
+            self._exact.renumber()
 
     def set_passes_per_step(self, passes: int) -> None:
         """Of exact steps."""
@@ -192,20 +173,21 @@ class LocalStepsMode(AroundSteps):
         self._worker.join()
         self._release()
 
-    def _shared(self, optimizer: Any) -> Iterator[SharedTensor]:
+    def _shared(self, optimizer: Any) -> Iterator[Shared]:
         """What training changes: parameters that are not frozen, whether or not they have a gradient, and buffers."""
         names = optimizer._parameter_names
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     if parameter not in self._parameters:
-                        self._parameters[parameter] = SharedTensor(names[parameter], parameter, True)
+                        self._parameters[parameter] = _shared(names[parameter], parameter, True)
                     yield self._parameters[parameter]
         yield from self._buffers
 
     def _release(self) -> None:
         """A parameter that was frozen since has been averaged for the last time."""
-        self._worker.release(lambda shared: shared.role is not Role.PARAMETER or shared.tensor.requires_grad)
+        frozen = {shared for parameter, shared in self._parameters.items() if not parameter.requires_grad}
+        self._worker.release(lambda shared: shared not in frozen)
 
     def _enter_phase(self, optimizer: Any) -> None:
         """After the last exact step of the beginning, and after a checkpoint from the other side of it: changes the exact mode."""

@@ -10,42 +10,25 @@ compression has lost of them, is decided when they arrive, from equal bits on al
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ringtrain._runtime.context import Context
+from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.feedback import Feedback
+from ringtrain._training.late import Flight, Late
 from ringtrain._training.needs import check_needs
-from ringtrain.context import Context
+from ringtrain._training.presence import DENSE, MISSING, is_there
+from ringtrain._training.rounds import Rounds, Stage
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
-from ringtrain.gradients import residuals
-from ringtrain.gradients.differences import waited
-from ringtrain.gradients.presence import DENSE, MISSING, is_there
-from ringtrain.gradients.rounds import Rounds, Stage
-from ringtrain.numbering import next_number
-from ringtrain.pending import Operation
+from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.feedback import Feedback
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
 from ringtrain.torch.modes.synchronous import state_with_losses
 from ringtrain.torch.modes.wrapping import Wrapping
-from ringtrain.torch.tensors import buffer_of, finish
-
-
-@dataclass
-class _Flight:
-    """The gradients of one step, on their way.
-
-    Attributes:
-        operations: by parameter; each with the tensor in which the result arrives.
-        problem: what this rank had to refuse; its peers' operation fails with the same text.
-        scaler: whether a ``GradScaler`` looks at the step, so that gradients that are not finite are not used.
-    """
-
-    operations: list[tuple[torch.Tensor, Operation, torch.Tensor]] = field(default_factory=list)
-    problem: RingtrainError | None = None
-    scaler: bool = False
+from ringtrain.torch.tensors import buffer_of
 
 
 class OneStepLateMode(AroundSteps):
@@ -62,11 +45,10 @@ class OneStepLateMode(AroundSteps):
         self._settings = settings
         self._session = settings.session
         self._averages_passes = averages_passes
-        self._flight: _Flight | None = None
-        self._arrived: dict[torch.Tensor, torch.Tensor] = {}  # of the step before; to be applied next
+        self._late = Late(TORCH)
         self._has_exchanged = False  # in the step under way
         self._flushes = False
-        self._late: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
+        self._shown: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
         self._enter_world()
 
     @classmethod
@@ -93,8 +75,13 @@ class OneStepLateMode(AroundSteps):
     def enter_world(self) -> None:
         """Goes on in the present world, if it is not the last one; what has not arrived in that one is lost."""
         if self._session.has_moved():
-            self._flight, self._has_exchanged = None, False
+            self._late.flight, self._has_exchanged = None, False
             self._enter_world()
+
+    def renumber(self) -> None:
+        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+        self._session.has_moved()
+        self._enter_world()
 
     def _enter_world(self) -> None:
         self.prefix = f"optimizer.{next_number(self._session.context, self._session.process_set_id, 'optimizer')}"
@@ -118,22 +105,23 @@ class OneStepLateMode(AroundSteps):
         self.enter_world()
         trained = _trained(optimizer)
         self._arrive()
+        arrived = self._late.take()
         self._send(optimizer, trained, scaler)
         for parameter in trained:
-            parameter.grad = self._arrived.pop(parameter, None)
-        self._arrived, self._has_exchanged = {}, True
+            parameter.grad = arrived.get(parameter)
+        self._has_exchanged = True
 
     def _show_late(self, optimizer: Any) -> None:
         """A script sees tensors of the same memory, which no ``GradScaler`` unscales: each rank has done that before."""
         for parameter in _trained(optimizer):
             if parameter.grad is not None:
                 late = LateGradient.of(parameter.grad)
-                self._late.append((parameter, parameter.grad, late))
+                self._shown.append((parameter, parameter.grad, late))
                 parameter.grad = late
 
     def _take_late(self) -> None:
         """The plain tensors again, which the user's class updates with."""
-        late, self._late = self._late, []
+        late, self._shown = self._shown, []
         for parameter, plain, shown in late:
             if parameter.grad is shown:
                 parameter.grad = plain
@@ -159,8 +147,8 @@ class OneStepLateMode(AroundSteps):
             if scale is not None:
                 _unscale(_trained(optimizer), float(scale))
             self._exchange(optimizer, scaler)
-        elif self._flight is not None:
-            self._flight.scaler = scaler
+        elif self._late.flight is not None:
+            self._late.flight.skips = scaler
 
     @eager
     def after_step(self, optimizer: Any) -> None:
@@ -172,7 +160,7 @@ class OneStepLateMode(AroundSteps):
     def discard(self, zeros: bool) -> None:
         """The gradients in the parameters are given up; this rank's next ones are those of a step."""
         self._has_exchanged = False
-        self._late = []
+        self._shown = []
 
     def scales(self, by_itself: bool) -> bool:
         """True has ``GradScaler`` call ``step()`` where it found an infinity, too: what is applied is of the step before."""
@@ -182,12 +170,13 @@ class OneStepLateMode(AroundSteps):
         """Applies the gradients that are left; the next step has nothing to apply, as the first one."""
         self.enter_world()
         self._arrive()
-        if not self._arrived:
+        arrived = self._late.take()
+        if not arrived:
             return
         trained = _trained(optimizer)
         for parameter in trained:
-            parameter.grad = self._arrived.pop(parameter, None)
-        self._arrived, self._flushes = {}, True
+            parameter.grad = arrived.pop(parameter, None)
+        self._flushes = True
         try:
             optimizer.step()
         finally:
@@ -203,7 +192,7 @@ class OneStepLateMode(AroundSteps):
         agreed = own
         if MISSING in own:  # the others say whether zeros are needed
             agreed = self._rounds.wait_for_answer().codes
-        flight = self._flight = _Flight(scaler=scaler)
+        flight = self._late.flight = Flight(self._rounds, skips=scaler)
         divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
         for parameter, code in zip(trained, agreed, strict=True):
             if is_there(code):
@@ -212,7 +201,7 @@ class OneStepLateMode(AroundSteps):
                 except RingtrainError as problem:
                     flight.problem = flight.problem or problem
 
-    def _submit(self, flight: _Flight, parameter: torch.Tensor, name: str, divisor: int) -> None:
+    def _submit(self, flight: Flight, parameter: torch.Tensor, name: str, divisor: int) -> None:
         how, context, process_set = self._settings, self._session.context, self._session.process_set_id
         name = f"{self.prefix}.{name}"
         try:
@@ -225,7 +214,8 @@ class OneStepLateMode(AroundSteps):
             reduction=how.name, prescale=how.prescale, postscale=how.postscale / divisor, process_set=process_set,
             compression=how.compression,
         )  # fmt: skip
-        flight.operations.append((parameter, operation, sent))
+        flight.operations.append((operation, sent))
+        flight.arrays[parameter] = sent
 
     def _sent(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         """The gradient's own memory, in which the result will be: nothing else of the program refers to it any more."""
@@ -244,42 +234,17 @@ class OneStepLateMode(AroundSteps):
     # ---- the way back ----
 
     def _arrive(self) -> None:
-        """Waits for the gradients of the step before, which every rank has sent; decides whether they are used.
+        """Waits for the gradients of the step before, which every rank has sent; without those that are not used.
 
         Raises:
             RingtrainError: an operation has failed, or ranks have other settings. All is forgotten then.
         """
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        problem = flight.problem
-        for _, operation, sent in flight.operations:  # all of them, so that no name stays in flight
-            try:
-                finish(operation, sent)
-            except RingtrainError as failed:
-                problem = problem or failed
-        try:
-            self._rounds.wait_for_answer()
-            waited(self._rounds.require_equal())
-            if problem is not None:
-                raise problem
-        except RingtrainError:
-            self._settle(used=False)
-            self._rounds.forget()
-            self._rounds.forget_steps()
-            raise
-        self._rounds.succeed()
-        self._take(flight)
+        if not self._late.arrive(self._losses().settle):
+            self._late.arrived = {}
 
-    def _take(self, flight: _Flight) -> None:
-        results = {parameter: sent for parameter, _, sent in flight.operations}
-        used = not flight.scaler or all(bool(result.isfinite().all()) for result in results.values())
-        self._settle(used)
-        self._arrived = results if used else {}
-
-    def _settle(self, used: bool) -> None:
-        if self._settings.keeps_residuals:
-            residuals.settle(self._session, f"{self.prefix}.", used)
+    def _losses(self) -> Feedback:
+        how = self._settings
+        return Feedback(TORCH, self._session, f"{self.prefix}.", how.averages, how.keeps_residuals)
 
     # ---- what is saved ----
 
@@ -304,7 +269,7 @@ class OneStepLateMode(AroundSteps):
         self.enter_world()
         self._arrive()
         names = optimizer._parameter_names
-        return {names[parameter]: gradient.clone() for parameter, gradient in self._arrived.items()}
+        return {names[parameter]: gradient.clone() for parameter, gradient in self._late.arrived.items()}
 
     def take_common_state(self, optimizer: Any, state: Any) -> None:
         """Goes on with what ``common_state`` has returned; None: the next step has nothing to apply.
@@ -326,7 +291,7 @@ class OneStepLateMode(AroundSteps):
         self.enter_world()
         with suppress(RingtrainError):
             self._arrive()  # so that no name stays in flight
-        self._flight, self._arrived, self._has_exchanged = None, arrived, False
+        self._late.flight, self._late.arrived, self._has_exchanged = None, arrived, False
         self._rounds.forget()
         self._rounds.forget_steps()
 
@@ -336,7 +301,7 @@ class OneStepLateMode(AroundSteps):
             return None
         self.enter_world()
         self._arrive()
-        return Feedback(self._settings, self.prefix)
+        return self._losses()
 
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from ringtrain._runtime.process_sets import ranks_of
+from ringtrain._training.shares import laid_out
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
-from ringtrain.gradients.shares import laid_out
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
 from ringtrain.torch.modes.sharded_gradients import SentGradient
 from ringtrain.torch.tensors import buffer_of, finish, received
@@ -32,7 +33,7 @@ class SharedBucket(Group):
     ):
         super().__init__(name, members)
         self._context, self._process_set = how.session.context, how.session.process_set_id
-        ranks = self._context.process_set_ranks(self._process_set) or []
+        ranks = ranks_of(self._context, self._process_set) or []
         self.parameters = [member.parameter for member in members]
         self._layout = laid_out([each.numel() for each in self.parameters], len(ranks))
         self._values = self.parameters[0].detach().new_zeros(self._layout.share)

@@ -4,16 +4,17 @@ So torch's own ``clip_grad_norm_``, ``clip_grad_value_`` and ``GradScaler`` work
 finite, are those of all ranks, which ask together; factors and limits are applied to this rank's part.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ringtrain.buffers import as_buffer
+from ringtrain._binding.buffers import as_buffer
+from ringtrain._training.session import Session
+from ringtrain._training.shares import Piece
 from ringtrain.errors import UnsupportedError
-from ringtrain.gradients.session import Session
-from ringtrain.gradients.shares import Piece
 
 _aten: Any = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
@@ -33,12 +34,11 @@ class SentGradient(torch.Tensor):
     """The gradient of one parameter. It has no elements: who looks at them raises the error that says what to do.
 
     Attributes:
-        parameter: as given.
         part: of the parameter, which this rank updates, with its gradient; None for none.
     """
 
-    parameter: torch.Tensor
     part: torch.nn.Parameter | None
+    _parameter: weakref.ref[torch.Tensor]  # which has this one: Python would not find the circle
     _piece: Piece
     _name: str
     _of_all: "SentGradients"
@@ -47,6 +47,13 @@ class SentGradient(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Without elements."""
         return f"SentGradient('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        """As given."""
+        parameter = self._parameter()
+        assert parameter is not None  # the optimizer has it, or it has this gradient
+        return parameter
 
     def share_in(self, values: torch.Tensor, piece: Piece) -> None:
         """Makes the part in this rank's share of the values."""
@@ -131,7 +138,7 @@ class SentGradients:
 
     Args:
         session: the rank, and those that share the gradients.
-        prefix: returns that of the names of operations.
+        prefix: returns that of the names of operations; keeps no optimizer alive, as parameters have these gradients.
     """
 
     def __init__(self, session: Session, prefix: Callable[[], str]):
@@ -143,7 +150,7 @@ class SentGradients:
         made: SentGradient = torch.Tensor._make_wrapper_subclass(
             SentGradient, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
         )
-        made.parameter, made.part, made._name, made._of_all, made._norms = parameter, None, name, self, {}
+        made._parameter, made.part, made._name, made._of_all, made._norms = weakref.ref(parameter), None, name, self, {}
         self._sent.append(made)
         return made
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ringtrain.checks import named_ranks
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._training.adapter.checks import named_ranks
+from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients.session import Session
-from ringtrain.objects import allgather_object
 from ringtrain.torch.modes.sharded_buckets import SharedBucket
 
 _State = dict[Any, dict[str, Any]]

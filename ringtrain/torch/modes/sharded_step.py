@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ringtrain import log
+from ringtrain._binding import log
+from ringtrain._training.drift import Replica
 from ringtrain._training.needs import check_needs
+from ringtrain._training.shares import bucketed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.gradients.drift import Replica
-from ringtrain.gradients.shares import bucketed
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.gradients import Member, ReductionSettings
 from ringtrain.torch.modes.base import State, closure_of
@@ -87,7 +87,7 @@ class ShardedStepMode(SynchronousMode):
         groups = _grouped(names)
         make_replica = settings.make_replica and partial(_comparing_settings, settings.make_replica)
         settings = replace(settings, mode=_outline(settings.mode, names, groups), make_replica=make_replica)
-        self._gradients = SentGradients(settings.session, lambda: self.prefix)
+        self._gradients = SentGradients(settings.session, partial(_prefix_of, weakref.ref(self)))
         self._buckets: list[SharedBucket] = []
         super().__init__(settings, passes_per_step, averages_passes, makes_buckets=False, make_group=self._make_bucket)
         self._world = self.context
@@ -105,6 +105,8 @@ class ShardedStepMode(SynchronousMode):
     def attach(self, optimizer: Any) -> None:
         """Around its steps."""
         self._refer = weakref.ref(optimizer)
+        # A thread of the sender may have this mode for a moment longer than the optimizer lives.
+        weakref.finalize(optimizer, _serve_no_more, self._world.serving, weakref.ref(self)).atexit = False
         super().attach(optimizer)
 
     def _make_bucket(self, name: str, members: list[Member]) -> SharedBucket:
@@ -287,6 +289,16 @@ def _comparing_settings(make: Callable[[], Replica]) -> Replica:
     replica = make()
     replica.compares = False
     return replica
+
+
+def _serve_no_more(serving: "weakref.WeakSet[Any]", refer: "weakref.ref[ShardedStepMode]") -> None:
+    if mode := refer():
+        serving.discard(mode)
+
+
+def _prefix_of(refer: "weakref.ref[ShardedStepMode]") -> str:
+    mode = refer()
+    return mode.prefix if mode else "ringtrain.dropped"
 
 
 def _bare_step(user_class: Any) -> Callable[[Any], Any]:

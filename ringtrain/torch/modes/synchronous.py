@@ -12,18 +12,17 @@ from typing import Any
 
 import torch
 
-from ringtrain import ranges
-from ringtrain.context import Context
+from ringtrain._runtime import ranges
+from ringtrain._runtime.context import Context
+from ringtrain._training.feedback import Feedback
+from ringtrain._training.rounds import Stage
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.guard import Passenger, StepGuard
-from ringtrain.gradients.rounds import Stage
 from ringtrain.torch import parameters
-from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.coexistence import refuse_shared_parameters
-from ringtrain.torch.exchange import Exchange, MakeGroup
-from ringtrain.torch.feedback import Feedback
+from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
+from ringtrain.torch.members import MakeGroup
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
 from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.shards import replicated
@@ -95,11 +94,6 @@ class SynchronousMode(AroundSteps):
         """Changes ``passes_per_step``, between two steps."""
         self._exchange.passes.set_per_step(passes)
 
-    @property
-    def number(self) -> int:
-        """Its place among the optimizers of its world."""
-        return self._exchange.number
-
     def order(self) -> int | None:
         """Its place among the optimizers of its world."""
         return self._exchange.number
@@ -108,40 +102,20 @@ class SynchronousMode(AroundSteps):
         """Goes on in the present world, if it is not the last one that this optimizer was used in."""
         self._exchange.catch_up()
 
-    def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None = None) -> None:
-        """Has a guard release each step, so that it survives a change of the world; between two steps."""
-        self._exchange.keep_inputs_for(guard, one_by_one)
-
-    def is_kept_for(self, guard: StepGuard) -> bool:
-        """Whether that guard is the one which releases each step."""
-        return self._exchange.is_kept_for(guard)
-
-    @property
-    def passengers(self) -> list[Passenger]:
-        """What travels with the gradients; each calls ``note_passenger`` in a backward pass that brings it something."""
-        return self._exchange.passengers
-
-    def note_passenger(self) -> None:
-        """A backward pass has brought something for a passenger."""
-        self._exchange.note_passenger()
-
-    def go_on_in_world(self) -> None:
-        """Goes on in the present world with the step under way, whose gradients are kept."""
-        self._exchange.go_on_in_world()
-
     def renumber(self) -> None:
         """Goes on under the next number, in the present world, in which nothing was sent so far."""
         self._exchange.renumber()
 
-    def note_between_steps(self) -> None:
-        """All ranks are between two steps here, those that have joined too, and none has sent anything in the next one."""
-        self._exchange.step.note_end()
+    @property
+    def guarded(self) -> Exchange:
+        """What a guard of an elastic job releases, and tables travel with."""
+        return self._exchange
 
     # ---- parameters ----
 
     def add_names(self, names: Mapping[torch.Tensor, str]) -> None:
         """Names parameters, those of this optimizer or others that may be added later; the first name stays."""
-        self._exchange.add_names(names)
+        self._exchange.members.add_names(names)
 
     def add(self, names: Mapping[torch.Tensor, str]) -> None:
         """Takes over parameters that were added to the optimizer, each alone."""
@@ -157,7 +131,7 @@ class SynchronousMode(AroundSteps):
         for other in others(self):
             other.release(taken, self)
         for index in self._exchange.add(groups):
-            self._hooks.attach(self._exchange, self._exchange.parameter(index), index)
+            self._hooks.attach(self._exchange, self._exchange.members[index].parameter, index)
 
     def close(self) -> None:
         """Removes the hooks; what is pending is finished first."""
@@ -179,7 +153,7 @@ class SynchronousMode(AroundSteps):
         lost = self._hooks.lost
         if lost is not None:
             raise InvalidArgumentError(
-                f"step '{self.prefix}': expected to reduce '{self._exchange.name_of(lost.parameter)}' but '{lost.owner}' "
+                f"step '{self.prefix}': expected to reduce '{self._exchange.members.name_of(lost.parameter)}' but '{lost.owner}' "
                 "does, which was made later over the same parameter. Give each parameter to one distributed optimizer."
             )
 
@@ -190,7 +164,7 @@ class SynchronousMode(AroundSteps):
         if not self.settings.makes_up_for_losses:
             return None
         self._exchange.catch_up()
-        return Feedback(self.settings, self.prefix, self._exchange.memories(), self._exchange.beginning)
+        return self._exchange.members.feedback()
 
     def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
         """The user's; under ``compression`` what that has lost on this rank."""
@@ -200,8 +174,8 @@ class SynchronousMode(AroundSteps):
         """The user's; a begun step starts anew, on this rank, which may be the only one that loads a state."""
         self._exchange.catch_up()
         if self._exchange.in_flight():
-            self._exchange.close_step(Stage.DISCARDING)
-        self._exchange.reset()
+            self._exchange.rounds.close_step(Stage.DISCARDING)
+        self._exchange.rounds.reset()
         of_user(state)
         feedback = self._feedback()
         if feedback is not None:
@@ -224,9 +198,9 @@ class SynchronousMode(AroundSteps):
         self._exchange.catch_up()
         self._require_own()
         if self._exchange.has_lost_results():
-            self._exchange.reset()  # closed for a step that was skipped, and zeroed since
+            self._exchange.rounds.reset()  # closed for a step that was skipped, and zeroed since
         with ranges.around("ringtrain.synchronize"):
-            self._exchange.close_step(Stage.CLOSING)
+            self._exchange.rounds.close_step(Stage.CLOSING)
 
     def synchronize(self, optimizer: Any = None) -> None:
         """As the user has asked: reduces what ``backward()`` has not."""
@@ -238,7 +212,7 @@ class SynchronousMode(AroundSteps):
             and exchange.may_reduce_again
             and not exchange.has_lost_results()
         ):
-            exchange.begin_step(reopened=True)  # another rank may have added to its gradients since
+            exchange.rounds.begin_step(reopened=True)  # another rank may have added to its gradients since
         self._complete()
         exchange.step.note_asked()
 
@@ -284,8 +258,8 @@ class SynchronousMode(AroundSteps):
         else:
             self._complete_unchanged()
         forgotten = self._exchange.step.asked and not self._skipping
-        self._exchange.note_use()
-        self._end_step()
+        self._exchange.rounds.settle_residuals(used=True)
+        self._exchange.end_step()
         return not forgotten
 
     def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -294,7 +268,7 @@ class SynchronousMode(AroundSteps):
         def reducing_closure() -> Any:
             loss = closure()
             self._after_evaluation()
-            return self._reduced_loss(loss)
+            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss")
 
         return reducing_closure
 
@@ -305,26 +279,13 @@ class SynchronousMode(AroundSteps):
             self._require_reduced()
         else:
             self._complete()
-        self._exchange.note_use()
-
-    def _reduced_loss(self, loss: Any) -> Any:
-        # Line searches compare losses, and ranks that compare different ones would part.
-        is_tensor = isinstance(loss, torch.Tensor)
-        if not (loss.is_floating_point() if is_tensor else isinstance(loss, Real)):
-            return loss  # None, or what no optimizer compares
-        total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
-        buffer, session = buffer_of(total), self.settings.session
-        session.context.submit(
-            "allreduce", f"{self.prefix}.loss", [buffer], [buffer],
-            reduction=self.settings.name, process_set=session.process_set_id, waits=True,
-        ).wait()  # fmt: skip
-        return total if is_tensor else total.item()
+        self._exchange.rounds.settle_residuals(used=True)
 
     def after_step(self, optimizer: Any = None) -> None:
         """The optimizer has stepped."""
-        self._exchange.note_step()
+        self._exchange.rounds.note_step()
         if self._exchange.step.closed:  # by a closure
-            self._end_step()
+            self._exchange.end_step()
 
     def _require_reduced(self) -> None:
         if not self._exchange.step.closed:
@@ -332,10 +293,6 @@ class SynchronousMode(AroundSteps):
                 f"step '{self.prefix}': expected reduced gradients inside skip_synchronize() but found some that are "
                 "not. Call synchronize() before, or at the end of the closure."
             )
-
-    def _end_step(self) -> None:
-        self._exchange.reset()
-        self._exchange.step.note_end()
 
     def discard(self, zeros: bool = False) -> None:
         """Before gradients are set to zero: begins a new step.
@@ -358,6 +315,20 @@ class SynchronousMode(AroundSteps):
             yield
         finally:
             self._skipping = False
+
+
+def _reduced_loss(loss: Any, settings: ReductionSettings, name: str) -> Any:
+    """The loss of all ranks. Line searches compare losses, and ranks that compare different ones would part."""
+    is_tensor = isinstance(loss, torch.Tensor)
+    if not (loss.is_floating_point() if is_tensor else isinstance(loss, Real)):
+        return loss  # None, or what no optimizer compares
+    total = loss.detach().clone() if is_tensor else torch.tensor(float(loss), dtype=torch.float64)
+    buffer, session = buffer_of(total), settings.session
+    session.context.submit(
+        "allreduce", name, [buffer], [buffer],
+        reduction=settings.name, process_set=session.process_set_id, waits=True,
+    ).wait()  # fmt: skip
+    return total if is_tensor else total.item()
 
 
 def state_with_losses(state: State, feedback: Feedback | None) -> State:

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from ringtrain._runtime.operations import Average
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode
-from ringtrain.gradients.grouping import Groups
-from ringtrain.gradients.powersgd import PowerSGD
-from ringtrain.gradients.session import Session
-from ringtrain.operations import Average
-from ringtrain.process_sets import ProcessSet
+from ringtrain._training.powersgd import PowerSGD
+from ringtrain._training.session import Session
 from ringtrain.torch.compression import Compressor, compression_in_the_core
 from ringtrain.torch.gradients import ReductionSettings
 from ringtrain.torch.replica import replicas_of

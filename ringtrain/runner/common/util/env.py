@@ -1,6 +1,7 @@
 """``get_env_rank_and_size``, as Horovod's own tests import it."""
 
-from ringtrain import launcher, options
+from ringtrain._binding import options
+from ringtrain._rendezvous import launcher
 
 
 def get_env_rank_and_size() -> tuple[int, int]:

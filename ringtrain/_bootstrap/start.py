@@ -1,0 +1,456 @@
+"""The start of a world and its end: what ``init`` and ``shutdown`` do, by MPI or TCP under a launcher, within the process else.
+
+It chooses how to join the others, opens the context and makes it the default one. A rank calls this once or twice.
+"""
+
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringtrain._binding import cuda_arrays, log, options, tables
+from ringtrain._binding._native import CData, as_text, check, ffi, lib, take_answer
+from ringtrain._bootstrap import descriptors, leading, membership, nccl
+from ringtrain._rendezvous import by_address, launcher, lonely_mpi, meeting
+from ringtrain._rendezvous import rendezvous as places
+from ringtrain._rendezvous.announce import announce_segments
+from ringtrain._runtime import exits, inquiries, mpi, reports
+from ringtrain._runtime.context import Context, default, is_initialized, make_default, of_thread, raise_unusable
+from ringtrain._runtime.flights import record_of
+from ringtrain._runtime.process_sets import hosts_of
+from ringtrain._runtime.statistics import lateness_of, traffic_of
+from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.version import __version__
+
+DESCRIPTORS_OF_A_WORLD = 10  # over TCP, with two connections; see door.h and connections.h
+DESCRIPTORS_OF_A_PEER = 4  # at most, for one link and one stream
+_ERROR_OUT = ffi.typeof("char **")
+_start_lock = threading.Lock()
+FIRST_WORLD = 1  # of an elastic job, as the launcher counts them
+SEVERAL = 2  # hosts, where their number is not known
+SECONDS_OF_SILENCE = 5.0  # in an elastic job a false death costs less than a wait
+
+
+def open_in_process(hub: CData, rank: int, chosen: dict[str, str]) -> Context:
+    """Opens one rank of a hub (an ``rt_hub *``); blocks until all its ranks are opened."""
+    return _open(chosen, lib.rt_open_in_process, hub, rank)
+
+
+def open_hub(size: int, layout: str = "") -> CData:
+    """An ``rt_hub *`` that connects ``size`` ranks of this process; ``lib.rt_hub_close`` takes it back."""
+    hub, error = ffi.new("rt_hub **"), ffi.new(_ERROR_OUT)
+    check(lib.rt_hub_open(size, as_text(layout), hub, error), error)
+    return hub[0]
+
+
+def open_beside() -> Context:
+    """A further world of all ranks of this job, which is nobody's default; for ranks that no MPI has started."""
+    chosen, introduced = options.resolve({}), launcher.find_introduced(options.environment())
+    return _open_introduced(None, introduced, chosen) if introduced else _open_alone(chosen)
+
+
+def open_apart(rank: int, size: int, store: Any, seconds: float) -> Context:
+    """A further world of some ranks of this job, which is nobody's default; they meet in a store of torch's.
+
+    Args:
+        rank, size: this rank's number among them, and how many they are.
+        store: a ``torch.distributed.Store`` that they alone use.
+        seconds: how long to wait for the others.
+
+    Raises:
+        UnsupportedError, TimeoutError: as ``init``.
+    """
+    chosen = options.resolve({"start_timeout_seconds": seconds})
+    place = places.checked(rank, size, store, None, options.environment())
+    assert place is not None
+    return _open_at(place, chosen)
+
+
+def listen(addresses: str) -> tuple[CData, str]:
+    """An ``rt_listener *`` for :func:`open_tcp`, and its addresses as the other ranks must be told.
+
+    Args:
+        addresses: ``"ip:port"`` for each link between the hosts, parted by commas; the port may be 0 (any) or a range such
+            as ``4711-4720``. No others are listened on.
+
+    Raises:
+        InvalidArgumentError: not such a text, or this host cannot listen there.
+    """
+    listener, error = ffi.new("rt_listener **"), ffi.new(_ERROR_OUT)
+    check(lib.rt_listen(as_text(addresses), listener, error), error)
+    owned = ffi.gc(listener[0], lib.rt_listener_close)
+    return owned, take_answer(lib.rt_listener_addresses(owned))
+
+
+def open_tcp(
+    listener: CData, rank: int, peers: Sequence[str], secret: bytearray, epoch: int, chosen: dict[str, str]
+) -> Context:
+    """Opens one rank of a world over TCP; blocks until all its ranks have. Who tells the ranks all this is the caller's.
+
+    Args:
+        listener: of :func:`listen`; it serves one world.
+        rank: this rank's, the place of its own addresses in ``peers``.
+        peers: the addresses of all ranks' listeners, by rank.
+        secret: 32 bytes that this job alone knows; zeros afterwards.
+        epoch: the world's number, below 2**64; ranks of another are not heard.
+        chosen: options, as text.
+    """
+    if len(secret) != lib.RT_SECRET_BYTES:
+        raise InvalidArgumentError(
+            f"init over TCP: the secret must have {lib.RT_SECRET_BYTES} bytes, but has {len(secret)}. Draw that many."
+        )
+    lines = as_text("\n".join(peers))
+    return _open(chosen, lib.rt_open_tcp, listener, rank, lines, ffi.from_buffer("uint8_t[]", secret), epoch)
+
+
+def init(
+    comm: Any = None,
+    process_sets: Any = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    rendezvous: Any = None,
+    secret: bytes | None = None,
+    **arguments: object,
+) -> None:
+    """Joins the world: all ranks that the launcher started, or a world of one without it. A second call does nothing.
+
+    Example:
+        >>> import ringtrain as rt
+        >>> rt.init()
+        >>> rt.rank(), rt.size()
+        (0, 1)
+
+    A launcher is ringtrainrun, an MPI's, Slurm's, or torchrun; RANK, WORLD_SIZE and MASTER_ADDR in the environment serve
+    as well, with RINGTRAIN_SECRET unless MASTER_ADDR is 127.0.0.1. Whatever else has started the ranks gives each its
+    `rank`, their number, and a place where they find each other.
+
+    Args:
+        comm: None or [] for all ranks; a list of ranks; or an mpi4py communicator, which is duplicated.
+        process_sets: sets to register, the same on all ranks; ``"dynamic"`` is accepted, sets can always be added.
+        rank, size, rendezvous: this rank's number, the number of ranks, and where they meet, the same on all: a free
+            ``"host:port"`` of rank 0's, which listens there; ``"file:///folder"``, which all see and this user alone;
+            or a ``torch.distributed.Store``. TCP connects the ranks then. Each listens at its address towards that host
+            or MASTER_ADDR, else on this host alone; RINGTRAIN_NETWORK_INTERFACES names other networks.
+        secret: 32 bytes that all ranks know, by which connections are proven; RINGTRAIN_SECRET has it in hexadecimal, or
+            as a text of 16 bytes at least. It must be given for ``"host:port"`` but on the loopback; else rank 0 draws one.
+        arguments: options by name; ``docs/options.md`` lists them.
+
+    Raises:
+        InvalidArgumentError: a wrong argument or option.
+        MismatchError: ranks that disagree about their options or the process sets.
+        UnsupportedError: the launcher's MPI is not the one that was found, or there is none; or the launcher, which
+            introduces the ranks to each other where there is no MPI, has gone.
+        TimeoutError: not all ranks came within ``start_timeout_seconds``.
+    """
+    with _start_lock:
+        if is_initialized():
+            if ignored := sorted(name for name, value in arguments.items() if value is not None):
+                log.logger.warning("init: the world is open already, so %s has no effect. Call shutdown() before",
+                                   ", ".join(ignored))  # fmt: skip
+            return
+        former = default()
+        if former is not None and former.forked:
+            raise_unusable(former)
+        log.configure()
+        chosen = options.resolve(arguments)
+        place = places.checked(rank, size, rendezvous, secret, options.environment())
+        if not mpi.is_communicator(comm):
+            launcher.refuse_child(options.environment(), os.getpid())
+        exits.install(_abort_at_exception, _leave_for_good)
+        context = _open_world(comm, place, chosen)
+        make_default(context)
+        if context.rank == 0 and "RINGTRAIN_LAUNCHER" not in options.environment():  # which has said so
+            for line in options.remarks(options.environment()):
+                log.logger.warning("%s", line)
+        if context.size > 1:
+            signal_number = int(chosen.get("stack_signal", tables.OPTION_BY_NAME["stack_signal"].initial))
+            lib.rt_ask_through(context.native, reports.answer_requests(signal_number, _show_lines))
+            if context.rank == 0:
+                inquiries.answer_with(_state)
+    try:
+        _register_process_sets(context, process_sets, comm)
+    except BaseException:
+        shutdown()
+        raise
+
+
+def shutdown() -> None:
+    """Leaves the world. Pending and later operations of the other ranks fail. ``init`` may be called again; MPI goes on."""
+    _leave()
+
+
+def _show_lines() -> None:
+    context = default()
+    if context is not None:
+        log.drain(context.native)
+
+
+def _state() -> bytes:
+    """What ``ringtrain top`` is told of the world that is open, if this is its rank 0; else that it is not."""
+    context = default()
+    if context is None or context.rank != 0:
+        return b"{}"
+    try:
+        told = {
+            "rank": context.rank, "size": context.size, "hosts": hosts_of(context, 0), "program": " ".join(sys.orig_argv),
+            "lateness": lateness_of(context), "counters": context.counters(), "traffic": traffic_of(context),
+            "flight_record": record_of(context), "stall": log.newest_stall(),
+        }  # fmt: skip
+    except RingtrainError:  # it has just been closed
+        return b"{}"
+    return json.dumps(told).encode()
+
+
+def _leave(patience: float | None = None) -> str:
+    """``shutdown``, with ``close``'s argument and result."""
+    context = of_thread()
+    if context is None or context.forked:
+        return ""
+    if context.explain is not None and context.has_failed:
+        patience = 0.0  # whoever lives goes on in another world
+    elif patience is None:
+        context.settle()
+    try:
+        return context.close(patience)
+    finally:
+        if context is default():
+            make_default(None)
+
+
+def _leave_for_good(patience: float) -> str:
+    """``_leave`` at the end of the process. In an elastic job nobody waits for a rank that has failed."""
+    member = membership.current()
+    if member is not None and patience == math.inf:
+        member.finish()
+    return _leave(0.0 if member is not None and patience != math.inf else patience)
+
+
+def _leave_before_mpi_ends() -> None:
+    """The program calls MPI_Finalize itself; the context's thread must not use MPI after it, nor wait in it for the others."""
+    context = default()
+    if context is None or not context.usable or not context.over_mpi:
+        return
+    log.logger.warning("MPI_Finalize was called on rank %d while its world was open; it is shut down now. "
+                       "Call ringtrain.shutdown() before", context.rank)  # fmt: skip
+    _leave()
+
+
+def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -> Context:
+    environ = options.environment()
+    started_by = launcher.find(environ)
+    if not (comm is None or mpi.is_communicator(comm) or isinstance(comm, Sequence)):
+        raise InvalidArgumentError(
+            f"init: comm must be None, a list of ranks or an mpi4py communicator, but is {comm!r}."
+        )
+    if place is not None:
+        return _open_met(comm, place, chosen)
+    if elastic := launcher.find_elastic(environ):
+        return _open_elastic(comm, chosen, lambda: _led_by_the_launcher(elastic, chosen))
+    if authority := launcher.find_authority(environ):
+        return _open_elastic(comm, chosen, lambda: _led_by_an_authority(authority, chosen))
+    if introduced := launcher.find_introduced(environ):
+        return _open_introduced(comm, introduced, chosen)
+    several = started_by is not None and started_by.announces_several
+    may_be_tcp = several and not mpi.is_communicator(comm) and chosen.get("transport") != "mpi"
+    if started_by is not None and may_be_tcp and (place := places.of_slurm(started_by, environ)):
+        context = _open_met(comm, place, chosen)
+        mpi.warn_if_bound(started_by, context.local_rank)
+        return context
+    if mpi.is_communicator(comm) or several:
+        return _open_mpi(comm, started_by, chosen)
+    if not launcher.is_alone(environ) and (
+        place := places.of_torchrun(environ, _start_seconds(chosen)) or places.of_variables(environ)
+    ):
+        return _open_met(comm, place, chosen)
+    launcher.refuse_announced(environ)
+    if comm:
+        mpi.sorted_ranks(comm, 1)
+    return _open_alone(chosen)
+
+
+def _open_alone(chosen: dict[str, str]) -> Context:
+    hub = open_hub(1)
+    try:
+        return open_in_process(hub, 0, chosen)
+    finally:
+        lib.rt_hub_close(hub)
+
+
+def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[str, str]) -> Context:
+    """By TCP, with the ranks that the launcher introduces to this one."""
+    if mpi.is_communicator(comm) or chosen.get("transport") == "mpi":
+        given = "comm is an mpi4py communicator" if mpi.is_communicator(comm) else "transport is 'mpi'"
+        raise UnsupportedError(
+            f"init: MPI must have started the ranks if it is to connect them, but ringtrainrun did without it, and {given}. "
+            "Start the job with ringtrainrun --transport mpi."
+        )
+    ranks = mpi.ranks_with(introduced.rank, comm, introduced.size) if comm else []
+    if len(ranks) == 1:
+        return _open_alone(chosen)
+    if introduced.rank == 0 and not ranks:
+        lonely_mpi.warn_when_loaded(introduced.size)
+    _make_room_for(len(ranks) or introduced.size)
+    listener, addresses = listen(introduced.listens)
+    told = meeting.meet(introduced.rank, ranks, addresses, _start_seconds(chosen))
+    context = open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
+    _mark_as_rank(context, introduced.size)
+    return context
+
+
+class _Elastic:
+    """Opens the worlds of an elastic job."""
+
+    def __init__(self, listens: str, chosen: dict[str, str]):
+        self._listens = listens
+        self.chosen = {
+            "dead_after_seconds": str(SECONDS_OF_SILENCE),
+            **chosen,
+            "start_timeout_seconds": str(membership.SECONDS_TO_CONNECT),
+        }
+
+    def listen_at(self, addresses: str) -> None:
+        """From the next world on: the job has hosts that share fewer networks."""
+        self._listens = addresses
+
+    def listen(self) -> tuple[CData, str]:
+        """For the next world."""
+        return listen(self._listens)
+
+    def open(self, listener: CData, rank: int, peers: Sequence[str], secret: bytearray, epoch: int) -> Context:
+        """A world of these peers."""
+        if len(peers) == 1:
+            return _open_alone(self.chosen)
+        opening = {} if epoch == FIRST_WORLD else {"nccl_opening": "beside"}  # what goes on does not wait for NCCL
+        return open_tcp(listener, rank, peers, secret, epoch, opening | self.chosen)
+
+
+def _open_elastic(comm: Any, chosen: dict[str, str], make: Callable[[], membership.Member]) -> Context:
+    """The next world that has been formed, of whoever lives then. make: this process in its job, at the first call."""
+    if comm or chosen.get("transport") == "mpi":
+        given = "comm is given" if comm else "transport is 'mpi'"
+        raise UnsupportedError(
+            f"init: an elastic job must be connected by TCP, all of its ranks together, but {given}. "
+            "Leave it out, or start the job without --elastic."
+        )
+    member = membership.enter(make)
+    context = member.take()
+    context.explain = member.explain
+    _mark_as_rank(context, context.size)
+    return context
+
+
+def _led_by_the_launcher(place: launcher.ElasticPlace, chosen: dict[str, str]) -> membership.Member:
+    return membership.Member(place, __version__, _Elastic(place.listens, chosen), leading.AgentLink(place.number))
+
+
+def _led_by_an_authority(text: str, chosen: dict[str, str]) -> membership.Member:
+    """Calls it, as it may still be starting."""
+    address, secret = by_address.parse(text), places.secret_of(options.environment())
+    if address is None:
+        raise InvalidArgumentError(
+            f"{launcher.AUTHORITY} '{text}': it must be host:port, where `ringtrain authority` listens, but is something else. "
+            "Write for example node-1:4711."
+        )
+    if not secret:
+        raise InvalidArgumentError(
+            f"{places.SECRET}: it must have the secret of the job where {launcher.AUTHORITY} names its authority, but is not set. "
+            "Give the authority and all ranks the same: openssl rand -hex 32"
+        )
+    hosts = 1 if by_address.names_this_host(address) else SEVERAL
+    listens = places.listening_addresses(options.environment(), address.host, hosts, _start_seconds(chosen))
+    link = leading.AuthorityLink(address, secret)
+    place = link.enter(_start_seconds(chosen), listens)
+    return membership.Member(place, __version__, _Elastic(listens, chosen), link)
+
+
+def _open_met(comm: Any, place: places.Place, chosen: dict[str, str]) -> Context:
+    """By TCP, with the ranks that meet without a launcher of ours."""
+    if comm:
+        raise InvalidArgumentError(
+            "init: comm must be None where the ranks meet by themselves, but is given. "
+            "Make a process set of these ranks, or let them meet elsewhere, with rank and size among them."
+        )
+    context = _open_at(place, chosen)
+    if place.size > 1:
+        _mark_as_rank(context, place.size)
+    return context
+
+
+def _open_at(place: places.Place, chosen: dict[str, str]) -> Context:
+    """By TCP, with the ranks that come to this place."""
+    if place.size == 1:
+        return _open_alone(chosen)
+    _make_room_for(place.size)
+    seconds = _start_seconds(chosen)
+    listens = places.listening_addresses(options.environment(), place.towards, place.hosts, seconds)
+    listener, addresses = listen(listens)
+    told = places.meet(place, listens, addresses, seconds)
+    return open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
+
+
+def _make_room_for(size: int) -> None:
+    """For the descriptors of a world over TCP. Raises UnsupportedError if the process may not open those without which none opens."""
+    if lack := descriptors.lack(DESCRIPTORS_OF_A_WORLD, DESCRIPTORS_OF_A_WORLD + DESCRIPTORS_OF_A_PEER * size):
+        raise UnsupportedError(f"init: {lack}")
+
+
+def _mark_as_rank(context: Context, size: int) -> None:
+    """Notes for children and for the end of this process that it is a rank, of so many that the launcher has started."""
+    mark = launcher.mark_of_rank(options.environment(), os.getpid(), context.rank)
+    options.put_into_environment(launcher.RANK_PROCESS, mark)
+    if context.size == size:
+        exits.forget_failed_world()
+
+
+def _start_seconds(chosen: dict[str, str]) -> float:
+    return float(chosen.get("start_timeout_seconds", tables.OPTION_BY_NAME["start_timeout_seconds"].initial))
+
+
+def _open_mpi(comm: Any, started_by: launcher.Launcher | None, chosen: dict[str, str]) -> Context:
+    if chosen.get("transport") == "tcp" and started_by is not None:
+        raise UnsupportedError(
+            f"init: transport must be 'mpi' or 'auto' where {started_by.name} has started the ranks, but is 'tcp'. "
+            "Start the job with ringtrainrun --transport tcp."
+        )
+    MPI = mpi.load(started_by, _start_seconds(chosen))
+    communicator = mpi.communicator(MPI, comm)
+    context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
+    announce_segments()
+    _mark_as_rank(context, MPI.COMM_WORLD.Get_size())
+    context.over_mpi = True
+    mpi.before_finalize(MPI, _leave_before_mpi_ends)
+    context.communicator = comm if mpi.is_communicator(comm) else None
+    mpi.warn_if_bound(started_by, context.local_rank)
+    mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)
+    return context
+
+
+def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
+    native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
+    cuda_arrays.use_driver(chosen.get("cuda_lib", ""))
+    nccl.suggest(options.environment())
+    check(function(*where, options.as_lines(chosen), native, error), error)
+    context = Context(native[0])
+    context.chosen = chosen
+    log.drain(context.native)
+    return context
+
+
+def _register_process_sets(context: Context, process_sets: Any, comm: Any) -> None:
+    if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
+        return
+    for process_set in process_sets:
+        if hasattr(process_set, "register"):
+            process_set.register(context, comm)
+        elif not context.takes_over:
+            context.add_process_set(process_set)
+
+
+def _abort_at_exception(text: str, of_a_peer: bool) -> None:
+    context = default()
+    if context is not None:
+        context.abort(text if of_a_peer else f"rank {context.rank} ended with an uncaught exception: {text}")

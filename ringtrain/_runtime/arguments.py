@@ -1,0 +1,89 @@
+"""Arguments of operations, checked and in the form that the core takes; request attributes are checked in `operations`.
+
+Whatever cannot be meant raises InvalidArgumentError before anything is submitted; what the ranks must agree on, and which
+ranks there are, the core says.
+"""
+
+import operator
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from ringtrain._binding import tables
+from ringtrain.errors import InvalidArgumentError
+
+_MOST_RANKS = 1 << 31  # that a C int counts
+
+
+def reduction(op: int | None) -> str:
+    """The name of a reduction by its constant; None is the average."""
+    if op is None:
+        return "average"
+    if type(op) is int and op in tables.REDUCTION_BY_ID:  # the quick one of what is_reduction asks
+        return tables.REDUCTION_BY_ID[op]
+    check_reduction(op)
+    return tables.REDUCTION_BY_ID[op]
+
+
+def is_reduction(op: Any) -> bool:
+    """Whether it is one of the constants ``Average``, ``Sum`` …
+
+    Those of other libraries are not, although they may be equal to an integer, which then means something else.
+    """
+    is_integer = type(op) is int or (
+        isinstance(op, Integral) and not isinstance(op, bool)
+    )  # the first is the quick one
+    return is_integer and op in tables.REDUCTION_BY_ID
+
+
+def check_reduction(op: Any) -> None:
+    """Raises InvalidArgumentError unless it is one of the constants ``Average``, ``Sum`` …"""
+    if is_reduction(op):
+        return
+    known = ", ".join(f"{name.capitalize()} ({identity})" for name, identity in tables.REDUCTIONS.items())
+    raise InvalidArgumentError(f"op must be one of {known}, but is {op!r}. Use ringtrain's constants.")
+
+
+def integer(what: str, value: Any) -> int:
+    """An integer of any type but bool: a flag has come to the wrong place."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}.") from None
+
+
+def root(value: Any) -> int:
+    """As the C struct takes it; whether it is a member the core says."""
+    rank = integer("root_rank", value)
+    if not -_MOST_RANKS <= rank < _MOST_RANKS:
+        raise InvalidArgumentError(f"root must be a rank of the process set, got {rank}.")
+    return rank
+
+
+def number(what: str, value: Any) -> float:
+    """A number, and no text that reads like one."""
+    if type(value) is float:
+        return value
+    try:
+        if isinstance(value, (str, bytes)):  # which float would parse
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(f"{what} must be a number, but is {value!r}.") from None
+
+
+def split_rows(splits: Any) -> list[int]:
+    """Rows for each rank, of any sequence of integers."""
+    try:
+        rows = np.asarray(splits)
+        counts = (
+            [int(count) for count in rows] if (rows.ndim == 1 and rows.dtype.kind in "iu") or not rows.size else None
+        )
+    except (TypeError, ValueError):
+        counts = None
+    if counts is None or any(count >= 1 << 63 for count in counts):
+        raise InvalidArgumentError(f"splits must be a list of integers below 2^63, but is {splits!r}.")
+    return counts

@@ -1,0 +1,111 @@
+"""Arguments that the optimizers, tapes and reductions of all adapters have in common, refused in the same words.
+
+Optimizers, tapes and reductions call these with what the user gave, before anything is submitted.
+"""
+
+import warnings
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from ringtrain._runtime.arguments import check_reduction, is_reduction
+from ringtrain._runtime.operations import Adasum, Average, Compression, Sum
+from ringtrain._training.grouping import Groups
+from ringtrain.errors import InvalidArgumentError
+
+
+def chosen_op(average: bool | None, op: int | None, mean: int = Average, total: int = Sum, stacklevel: int = 4) -> int:
+    """The reduction that is meant: ``op``, or what Horovod's older argument ``average`` stands for, or the mean.
+
+    Args:
+        average: deprecated; True is the mean, False the sum.
+        op: None if it was not given.
+        mean: what averages.
+        total: what sums.
+        stacklevel: of the warning about ``average``, as ``warnings.warn`` counts.
+
+    Raises:
+        InvalidArgumentError: both are given, or one of them is something else.
+    """
+    if op is not None:
+        check_reduction(op)
+    if average is None:
+        return mean if op is None else op
+    if not isinstance(average, (Integral, np.bool_)):
+        raise InvalidArgumentError(
+            f"average (deprecated) must be True or False, but is {average!r}. Pass op=, and a name as name=."
+        )
+    if op is not None:
+        raise InvalidArgumentError("allreduce: expected op or the deprecated average but found both. Pass op alone.")
+    warnings.warn("average has become op: pass op=Average or op=Sum.", DeprecationWarning, stacklevel=stacklevel)
+    return mean if average else total
+
+
+def check_scaling(owner: str, op: int, predivide: float, adasum: bool = False) -> None:
+    """Raises InvalidArgumentError unless gradients can be reduced by this ``op`` and ``gradient_predivide_factor``.
+
+    Args:
+        owner: who speaks in the error.
+        op: must be ``Average`` or ``Sum``, or ``Adasum`` where that is allowed.
+        predivide: above 0; 1 for all but ``Average``.
+        adasum: whether ``Adasum`` is allowed.
+    """
+    allowed = {Average: "Average", Sum: "Sum", **({Adasum: "Adasum"} if adasum else {})}
+    if not is_reduction(op) or op not in allowed:
+        *first, last = (f"{name} ({number})" for number, name in allowed.items())
+        raise InvalidArgumentError(f"{owner}: op must be {', '.join(first)} or {last}, but is {op!r}.")
+    if predivide != 1.0 and op != Average:
+        raise InvalidArgumentError(f"{owner}: gradient_predivide_factor needs op=Average, but op is {allowed[op]}.")
+    if not predivide > 0:
+        raise InvalidArgumentError(f"{owner}: gradient_predivide_factor must be above 0, but is {predivide!r}.")
+
+
+def check_compressor(compression: Any) -> None:
+    """Raises InvalidArgumentError unless it has the methods of a compressor, as the classes in ``Compression`` do."""
+    if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
+        known = ", ".join(f"Compression.{name}" for name in vars(Compression) if not name.startswith("_"))
+        raise InvalidArgumentError(
+            f"compression must be one of {known}, or a class with compress and decompress, but is {compression!r}."
+        )
+
+
+def check_passes(passes: Any, owner: str = "DistributedOptimizer") -> None:
+    """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
+    if not isinstance(passes, int) or passes < 1:
+        raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
+
+
+def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:
+    """The argument ``groups`` or, under Horovod's older name, ``num_groups``, with empty groups left out.
+
+    Args:
+        owner: who speaks in the error.
+        num_groups: 0 if it was not given.
+        groups: None, a number above 0, or lists; it counts where both are given.
+        member: what the lists hold, for the error.
+        stacklevel: of the warning about the older name, counted from the caller of this function.
+
+    Raises:
+        InvalidArgumentError: ``groups`` is something else, or holds a member twice.
+    """
+    if num_groups:
+        warnings.warn("num_groups has become groups.", DeprecationWarning, stacklevel=stacklevel + 1)
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 1:
+            raise InvalidArgumentError(f"{owner}: groups must be at least 1, but is {groups}.")
+        return groups
+    if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
+        raise InvalidArgumentError(f"{owner}: groups must be an int or lists of {member}s, but is {groups!r}.")
+    seen: set[int] = set()  # by identity: Keras' variables have no hash of their own
+    for number, group in enumerate(groups):
+        for each in group:
+            if id(each) in seen:
+                raise InvalidArgumentError(
+                    f"{owner}: groups must hold each {member} once, but group {number} holds one twice."
+                )
+            seen.add(id(each))
+    return [list(group) for group in groups if group]

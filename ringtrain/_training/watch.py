@@ -1,0 +1,282 @@
+"""Drift in steps that have no rounds, as those of graphs: a row of bytes in each step, and now and then a look at the parameters.
+
+In each step the ranks take the maximum of their rows, beside the gradients. It tells whether any rank steps with other
+settings, and whether any asks for a look. Then all take the maximum of the digests of their parameters. Both are operations
+of the framework, which wait for no other rank on the host: only where ranks differ does a call of the host, which tells
+the others what this rank has, and raises. The row of a step that asks for nothing follows from the settings alone, so a
+graph may make it by itself, and call the host seldom (``rest``).
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ringtrain._bootstrap.processors import kind_of_processor
+from ringtrain._training.adapter import checks
+from ringtrain._training.agreement import Agreement
+from ringtrain._training.differences import Differences, waited
+from ringtrain._training.drift import Named, Replica, Settings, Words, digest_of
+from ringtrain._training.session import Session
+
+Result = TypeVar("Result")
+SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
+ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for
+_REST = 0.25  # seconds, about, after which a graph calls the host again
+
+_WHO_IS_MISSING = (
+    "With it the ranks agree that they step alike: the missing ones have not come to this step. "
+    "Take the same steps on every rank."
+)
+
+
+class Forms(NamedTuple):
+    """How a framework's parameters are read; see ``Replica``."""
+
+    digest: Callable[[Any], int]
+    on_host: Callable[[Any], np.ndarray]
+    processor: Callable[[], str] = kind_of_processor
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    return np.array(array, np.float64 if array.dtype == np.float64 else np.float32, order="C")
+
+
+def _digest_of_array(array: np.ndarray) -> int:
+    return checks.digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+ARRAYS = Forms(_digest_of_array, _widened)
+
+
+class Watch:
+    """What one rank's steps compare with those of the others, in one world after another.
+
+    The parameters are those of before the update, as the one before has left them.
+
+    Args:
+        session: the rank that it acts for.
+        name: of its operations, without their last part; unique among those of the process set.
+        called: what things are called in the framework.
+        forms: how its parameters are read.
+        first_look: the number of the step of a world that asks for the first look, counted from 0: behind what a script
+            broadcasts after its first step, of several updates perhaps. When ranks were made alike it is the second one.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self, session: Session, name: str, called: Words, forms: Forms = ARRAYS, first_look: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ):  # fmt: skip
+        self.name = f"{name}.replica"
+        self._session, self._called, self._forms, self._clock = session, called, forms, clock
+        self._differences = Differences(session, self.name, name)
+        self._first_look = first_look
+        self._settings: Settings = {}
+        self._rate: Any = None
+        self._wake: Callable[[], None] = lambda: None
+        self._parameters: Named = ()
+        self._muted = False
+        self._asks = False
+        self._replica: Replica
+        self._steps = self._rests = 0
+        self._rested_at: float | None = None
+        self._begin()
+
+    def mute(self, muted: bool) -> None:
+        """Compares nothing while ranks may have another model; once they have the same one, from the next step on."""
+        self._muted = muted
+        self._first_look = self._first_look if muted else 1
+        self._begin()
+        self._wake()
+
+    def ask(self, always: bool) -> None:
+        """Has the next step look at the parameters; if not ``always``, only where that takes little of the time."""
+        self._asks = always or self._replica.costs_little
+
+    # ---- in each step ----
+
+    def row(self, settings: Settings, rate: Any = None) -> np.ndarray:
+        """What this rank says in a step, as ``ROW`` bytes; ranks take the maximum.
+
+        Args:
+            settings: what it steps with; the same objects where nothing has changed are told sooner.
+            rate: the learning rate, if it is not among them: a number, or an array of one.
+        """
+        if self._session.has_moved():
+            self._begin()
+        self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
+        told = self._replica.tell(comes_alike=True)
+        asks = not self._muted and (told.asks or self._asks or self._steps == self._first_look)
+        self._asks = False
+        own = _with_complement(np.array([told.settings, _bits(rate)], np.uint64))
+        if self._muted or not self._steps:  # they may be broadcast after the first step
+            own = np.zeros_like(own)
+        self._steps += 1
+        return np.concatenate([own, np.array([asks], np.uint8)])
+
+    def rest(self) -> int:
+        """For a graph, behind ``row``: in how many of the next steps it need not ask for one, as it would say ``quiet_row``.
+
+        So many that about a quarter of a second passes; none while ranks are made alike, and where a look is due.
+        """
+        now, before = self._clock(), self._rested_at
+        steps, self._rested_at = self._rests + 1, now
+        seconds = min(_REST, self._replica.seconds_left)
+        if self._muted or self._steps <= self._first_look or before is None or seconds <= 0:
+            self._rests = 0
+        else:
+            self._rests = int(min(steps * seconds / max(now - before, 1e-9), 2 * steps))
+        return self._rests
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Has a function called that ends the rest of a graph."""
+        self._wake = wake
+
+    def wake(self) -> None:
+        """Has the next step ask for its row, as in another world."""
+        self._wake()
+
+    def is_quiet(self, most: np.ndarray) -> bool:
+        """Whether a step's maximum says that all is well, and nobody asks for a look."""
+        return not most[-1] and are_equal(most[:-1])
+
+    def digests(
+        self, most: np.ndarray, parameters: Named, settings: Settings | None = None, rate: Any = None
+    ) -> np.ndarray:
+        """What this rank says where a step is not quiet, as bytes of which ranks take the maximum: for each parameter a digest
+        and its complement.
+
+        Args:
+            most: the maximum of the rows.
+            parameters: with their names.
+            settings: as for ``row``, where the step has not asked for one.
+            rate: likewise.
+
+        Raises:
+            MismatchError: ranks have other settings; the same on all of them.
+        """
+        if settings is not None:
+            if self._session.has_moved():
+                self._begin()
+            self._settings, self._rate = settings, rate
+        if not are_equal(most[:-1]):
+            own = with_rate(self._settings, self._rate)
+            waited(self._differences.refuse_settings(own, "is", self._called))
+        self._parameters = parameters
+        self._replica.hear(any_asks=True)
+        self._replica.note_step()
+        self._replica.tell(comes_alike=False)  # it is to be shown where ranks differ
+        digests = self._replica.shown.digests
+        found = np.zeros(len(parameters), np.int64) if digests is None else digests
+        return _with_complement(found.view(np.uint64))
+
+    def judge(self) -> None:
+        """The maximum of the digests says that parameters differ.
+
+        Raises:
+            MismatchError: by more than the rounding of processors; the same on all ranks.
+        """
+        self._replica.compares = waited(self._differences.judge_parameters(self._replica))
+        self._parameters = ()
+
+    # ---- for steps that run on the host ----
+
+    def begin(self, settings: Settings, rate: Any = None) -> Agreement:
+        """Begins a step: sends the row."""
+        return self._maximum("settings", self.row(settings, rate))
+
+    def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
+        """Ends what ``begin`` has begun, before the update.
+
+        Raises:
+            MismatchError: ranks have other settings, or other parameters.
+        """
+        most = np.frombuffer(row.agreed(), np.uint8)
+        if self.is_quiet(most):
+            return
+        found = self._maximum("parameters", self.digests(most, parameters())).agreed()
+        if not are_equal(np.frombuffer(found, np.uint8)):
+            self.judge()
+
+    def _maximum(self, what: str, own: np.ndarray) -> Agreement:
+        session = self._session
+        name = f"{self.name}.{what}"
+        return Agreement(session.context, session.process_set_id, name, own.tobytes(), _WHO_IS_MISSING)
+
+    def _begin(self) -> None:
+        """In a world, or when ranks have been made alike: the first look comes again."""
+        self._steps, self._rests, self._rested_at = 0, 0, None
+        self._replica = Replica(
+            lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
+            self._forms.processor, self._clock,
+        )  # fmt: skip
+
+
+class Comparison:
+    """What one step compares, for steps that run on the host, or reduce there.
+
+    Args:
+        watch: of the optimizer, or whatever else steps.
+        settings: what it steps with.
+        rate: the learning rate of this step, as the framework has it; None without one.
+        parameters: with their names, as the framework has them.
+        read: makes of such a parameter what the watch's forms take.
+
+    Attributes:
+        watch, settings, rate, parameters: as given.
+    """
+
+    def __init__(self, watch: Watch, settings: Settings, rate: Any, parameters: Named, read: Callable[[Any], Any]):
+        self.watch, self.settings, self.rate, self.parameters, self._read = watch, settings, rate, parameters, read
+
+    def around(self, reduce: Callable[[], Result], rate: Any) -> Result:
+        """What ``reduce`` returns, once ranks have found that they step alike.
+
+        Args:
+            reduce: what travels meanwhile.
+            rate: as a number, or an array of one.
+
+        Raises:
+            MismatchError: ranks have other settings, or other parameters; before the update.
+        """
+        row = self.watch.begin(self.settings, rate)
+        result = reduce()
+        self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
+        return result
+
+
+def quiet_digest(settings: Settings) -> np.ndarray:
+    """uint8: the first half of what is said of settings, before the learning rate, in a step that asks for nothing."""
+    return np.array([digest_of(settings)], np.uint64).view(np.uint8)
+
+
+def are_equal(most: np.ndarray) -> bool:
+    """Whether all ranks have the same digests, from the maximum of what ``_with_complement`` returns; 0 counts nothing."""
+    highest, lowest = most[: most.size // 2], ~most[most.size // 2 :]
+    return bool((highest == lowest).all()) or not most.any()
+
+
+def _with_complement(digests: np.ndarray) -> np.ndarray:
+    """uint8: the bytes of digests, and then their complements. Zeros, as of a rank that has joined, are no maximum."""
+    own = digests.view(np.uint8)
+    return np.concatenate([own, ~own])
+
+
+def _bits(rate: Any) -> int:
+    """Those of a learning rate, which frameworks keep with 32 bits where it is a bare number; 0 without one."""
+    if rate is None:
+        return 0
+    number = np.float32(rate) if type(rate) in (int, float) else np.asarray(rate).reshape(())
+    return int(np.asarray(number, np.float64).view(np.uint64))
+
+
+def with_rate(settings: Settings, rate: Any = None) -> Settings:
+    """Settings with the learning rate of this step."""
+    return settings if rate is None else {**settings, "learning_rate": shortest(rate)}
+
+
+def shortest(number: Any) -> float:
+    """A number, or an array of one, with the digits that its precision has: 0.1 of a float32."""
+    return float(str(np.asarray(number).reshape(())[()]))

@@ -1,0 +1,80 @@
+"""Compares what the ranks of one Keras optimizer have: its settings and learning rate at each step, now and then the variables."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringtrain._training.session import Session
+from ringtrain._training.watch import Comparison, Watch
+from ringtrain.errors import UnsupportedError
+from ringtrain.keras.backends import backend
+from ringtrain.keras.kinds import VariableKinds
+from ringtrain.keras.naming import GradientNames
+from ringtrain.keras.settings import Settings
+from ringtrain.keras.stepping import Stepping
+from ringtrain.keras.variables import path_of
+
+
+class StepWatch:
+    """Has ranks find that they step alike, where they must.
+
+    Attributes:
+        stepping: the optimizer's own settings and learning rate; None before it is known.
+    """
+
+    def __init__(self, settings: Settings, names: GradientNames, kinds: VariableKinds):
+        self.stepping: Stepping | None = None
+        self._settings = settings
+        self._names = names
+        self._kinds = kinds
+
+    def step_with(self, optimizer: Any) -> None:
+        """Says whose gradients these are."""
+        self.stepping = Stepping(optimizer)
+
+    @property
+    def watch(self) -> Watch | None:
+        """Compares what the ranks have; None where they may differ, or have nobody to differ from."""
+        settings = self._settings
+        compares = settings.mode.compares and settings.local is None and not settings.alone
+        return self._watch if compares else None
+
+    @functools.cached_property
+    def _watch(self) -> Watch:
+        return backend.watch(Session(self._settings.process_set), self._names.prefix, self._names.variables)
+
+    def watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
+        """What ``combine`` returns, once ranks have found that they step alike, where they must."""
+        compared = self._comparison(variables)
+        return combine() if compared is None else backend.watched(compared, self._settings.process_set, combine)
+
+    def compare_now(self, variables: Sequence[Any], always: bool) -> None:
+        """Compares the ranks' settings and variables between two steps. Collective.
+
+        Args:
+            variables: those that training changes.
+            always: the variables too, whatever it takes; else where that is a small part of the time since the last look.
+
+        Raises:
+            MismatchError: they differ; the same on all ranks.
+        """
+        compared = None if backend.is_traced() else self._comparison(variables)
+        if compared is not None:
+            compared.watch.ask(always)
+            compared.around(lambda: None, compared.rate)
+
+    def require_no_norm_of_all(self) -> None:
+        """Refuses to clip by a norm that each rank has another one of, since gradients of its own are within."""
+        norm = None if self.stepping is None else self.stepping.settings().get("global_clipnorm")
+        if norm:
+            raise UnsupportedError(
+                f"apply '{self._names.prefix}': global_clipnorm must be None with variables whose gradients stay on their rank, but is "
+                f"{norm}: each rank would clip the gradients of all by a norm of its own, and train apart. Use clipnorm or clipvalue."
+            )
+
+    def _comparison(self, variables: Sequence[Any]) -> Comparison | None:
+        watch, stepping = self.watch, self.stepping
+        if watch is None or stepping is None:
+            return None
+        parameters = [(path_of(each), each) for each in self._kinds.averaged(variables)]
+        return backend.comparison(watch, stepping.settings(), stepping.rate(), parameters)

@@ -1,0 +1,97 @@
+"""What must be there before a job is started: descriptors, folders, a command that this host can run. Used by `cli`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+
+from ringtrain._bootstrap import descriptors
+from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.output import keep_earlier, private_folder
+from ringtrain.launch.plan import Plan
+
+DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
+
+
+def check_surroundings(environment: Mapping[str, str]) -> None:
+    """Refuses what nothing could be started in. Raises LaunchError."""
+    make_room_for(hosts=1, files=0)
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise LaunchError(
+            f"working directory: it must exist, but: {error.strerror}. It has been removed, perhaps made anew; "
+            "change to another one, or into it once more."
+        ) from None
+    job = environment.get("RINGTRAIN_LAUNCHER", "")
+    if is_running(job):
+        raise LaunchError(
+            f"RINGTRAIN_LAUNCHER: ringtrainrun must be started outside of a job, but rank "
+            f"{environment.get('RINGTRAIN_RANK', '?')} of one has started it. Call it once, and let all ranks "
+            "run the script."
+        )
+
+
+def make_room_for(hosts: int, files: int) -> None:
+    """For the descriptors of a launcher. Raises LaunchError if it may not open as many."""
+    if lack := descriptors.lack(DESCRIPTORS + DESCRIPTORS_OF_A_HOST * hosts + files):
+        raise LaunchError(lack)
+
+
+def is_running(job: str) -> bool:
+    """Whether a launcher's agent listens under this name; an environment may have it from a job that has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect("\0" + job)
+            return bool(job)
+        except (OSError, ValueError):  # nobody; no name
+            return False
+
+
+def check_command(plan: Plan) -> None:
+    """Refuses a command that this host cannot run; other hosts say so themselves. Raises LaunchError."""
+    program = plan.command[0]
+    path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)])
+    if shutil.which(program, path=path):
+        return
+    if program.endswith(".py") and os.path.isfile(program):
+        raise LaunchError(
+            f"command '{program}': it must be executable, but is a file without that permission. "
+            f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}"
+        )
+    if not plan.has_remote_hosts:
+        raise LaunchError(
+            f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
+            "Check its spelling."
+        )
+
+
+def make_folder(path: str) -> None:
+    """Makes the folder of --output-filename. Raises LaunchError."""
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
+
+
+def unusable_folder(path: str, error: OSError) -> str:
+    """Why a folder cannot be used for output."""
+    return (
+        f"output folder '{path}': it must be a folder that can be made and written, but: {error.strerror}. "
+        "Name another one with --output-filename."
+    )
+
+
+def earlier_output(path: str) -> str:
+    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
+    try:
+        number = keep_earlier(path)
+    except OSError:  # what cannot be renamed gets the new lines behind the old ones
+        return ""
+    if not number:
+        return ""
+    return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."

@@ -1,0 +1,21 @@
+"""Numbers of the optimizers of an elastic job: the same on ranks that join as on those that have seen other worlds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringtrain._runtime.context import current
+from ringtrain._runtime.process_sets import global_process_set, id_of
+from ringtrain._training.adapter import numbering
+from ringtrain.torch.hooks import owners
+
+
+def number_anew(modes: Sequence[Any]) -> None:
+    """Numbers optimizers in their order from 0, as in each world that follows: this process may have wrapped others, now gone.
+
+    Others that still live come behind them: no two of a world share a number.
+    """
+    known = {mode.order() for mode in modes}
+    left = [owner for owner in owners(current()) if owner.order() not in known]
+    numbering.number_anew(current(), id_of(global_process_set), "optimizer")
+    for mode in [*sorted(modes, key=lambda mode: mode.order()), *left]:
+        mode.renumber()
