@@ -2,50 +2,61 @@
 
 A file reaches what it imports, includes or names: modules of the package by their dotted names, also in programs that a test
 writes as text, helpers of the tests, files of this repository by their paths. All of native/ is one library, which
-`ringtrain._native` opens; its own tests are told apart by what they include. Those of the changed part's own folder come
+`ringtrain._binding._native` opens; its own tests are told apart by what they include. Those of the changed part's own folder come
 first, and of these, as of the others, those with the fewest such steps to a changed file. tests/seconds.tsv says how long
-each file takes; `bin/test -- --record-seconds` writes it.
+each file takes; `bin/test -- --record-seconds` writes it, `bin/test FILE -- --record-seconds` the row of a file.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
+import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = ROOT / "tests" / "seconds.tsv"
+KNOWN = ROOT / "build" / "references.json"  # what the last run has read
 ROOM = 240.0  # seconds of tests, which two workers take in two minutes; collecting them takes half a minute
 UNKNOWN = 5.0  # seconds of a file that no run has measured
-LOADER = "ringtrain/_native.py"
-NAMES = re.compile(r"\b(?:ringtrain|horovod)(?:\.[a-zA-Z_]\w*)*")
+LOADER = "ringtrain/_binding/_native.py"
+NAMES = re.compile(r"\b(?:ringtrain|horovod|benchmarks)(?:\.[a-zA-Z_]\w*)*")
 PATHS = re.compile(
-    r"\b(?:bin|docs|examples|native|tests|ringtrain)/[\w./-]*\w|\b(?:README|CONTRIBUTING)\.md|\bpyproject\.toml"
+    r"\b(?:benchmarks|bin|docs|examples|native|tests|ringtrain)/[\w./-]*\w|\b(?:README|CONTRIBUTING)\.md|\bpyproject\.toml"
 )
+# Helpers of all tests name files in texts and patterns alone; and what texts advise to type is no file of theirs.
+HELPER, WORDS = re.compile(r"tests/\w+\.py"), {"bin/test", "bin/faults"}
+PAGES = re.compile(r'"([\w-]+\.md)"')
+PROGRAMS = re.compile(r"-m\W+((?:ringtrain|benchmarks)[\w.]*)")
+SCRIPTS = re.compile(r'"(\w+)\.py"')  # beside a test
 INCLUDES = re.compile(r'#include "([^"]+)"')
+IMPORTS = re.compile(r"^[ \t]*(?:from|import) (\w[^\n#]*)", re.MULTILINE)
 # The folders of tests that are about a part; the core's are for whatever is in no other.
 FOLDERS = {
     "ringtrain/torch/": ("with_torch",),
     "ringtrain/keras/": ("with_keras",),
     "ringtrain/tensorflow/": ("with_tensorflow", "with_keras"),
     "ringtrain/jax/": ("with_jax",),
-    "ringtrain/gradients/": ("gradients", "with_torch"),
-    "ringtrain/averaging/": ("averaging",),
+    "ringtrain/_training/averaging/": ("averaging",),
+    "ringtrain/_training/": ("gradients", "with_torch"),
     "ringtrain/elastic/": ("core", "faults"),
     "ringtrain/launch/": ("launch",),
     "ringtrain/bench/": ("bench",),
+    "benchmarks/": ("bench",),
     "ringtrain/": ("core",),
     "native/gpu/": ("native", "gpu", "fakes"),
     "native/device/": ("native", "gpu", "fakes"),
     "native/": ("native", "core"),
     "docs/": ("project",),
 }
-# What no test reaches by a name, and each test depends on.
+# What each test depends on when it changes; by what these import in some fixture a test does not reach anything.
 OF_ALL = {"tests/conftest.py", "tests/worlds.py", "tests/environments.py", "tests/constraints.txt"}
 
 
@@ -65,6 +76,8 @@ def choose(
     reaches: by file, the files that it imports, includes or names. Pure.
     """
     ways = ways_to(changed, reaches)
+    for file in sorted(changed & OF_ALL):
+        ways |= {test: [test, file] for test in filter(is_test, reaches) if test not in ways}
     found = [Chosen(file, way, seconds.get(file, UNKNOWN)) for file, way in ways.items() if is_test(file)]
     own = folders_about(changed)
     place = {folder: number for number, folder in enumerate(own)}
@@ -114,24 +127,11 @@ def is_test(file: str) -> bool:
 
 def reaches() -> dict[str, set[str]]:
     """By file of this repository, the files that it imports, includes or names."""
-    files = {str(path.relative_to(ROOT)) for path in listed()}
+    references = {str(path.relative_to(ROOT)): each for path, each in read(listed()).items()}
+    files = references.keys()
     helpers = {Path(file).stem: file for file in sorted(files) if file.startswith("tests/") and file.endswith(".py")}
-    sources = {file for file in files if file.startswith("native/")}
-    found: dict[str, set[str]] = {}
-    for file in files:
-        path = ROOT / file
-        if file.endswith((".cc", ".h", ".c", ".def")):
-            found[file] = included(file, path.read_text(), files)
-        elif file.endswith(".py") and file.startswith("ringtrain/"):
-            found[file] = imported(path.read_text(), file, files)
-        elif file.startswith(("tests/", "examples/", "bin/", "docs/")) or file == "README.md":
-            found[file] = named(path.read_text(errors="replace"), files)
-            if file.endswith(".py"):
-                found[file] |= {helpers[name] for name in names_imported(path.read_text()) if name in helpers}
-        found.get(file, set()).discard(file)
-    found[LOADER] = found.get(LOADER, set()) | sources
-    for file in filter(is_test, files):
-        found[file] = found[file] | (OF_ALL & files)
+    found = {file: resolved(file, each, files, helpers) - {file} for file, each in references.items()}
+    found[LOADER] = found.get(LOADER, set()) | {file for file in files if file.startswith("native/")}
     return found
 
 
@@ -141,66 +141,92 @@ def listed() -> list[Path]:
     return [ROOT / line for line in said.splitlines() if (ROOT / line).is_file()]
 
 
-def imported(text: str, file: str, files: set[str]) -> set[str]:
-    """What a module of the package imports, also within its functions."""
+def read(paths: list[Path]) -> dict[Path, dict[str, list[str]]]:
+    """The references of files. Those of a file that is as it was in the last run are not looked for again."""
+    known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}
+    program = Path(__file__).read_bytes()
+    found, now = {}, {}
+    for path in paths:
+        file, text = str(path.relative_to(ROOT)), path.read_bytes()
+        key = hashlib.sha1(b"\0".join((program, file.encode(), text))).hexdigest()
+        seen = key in known
+        now[key] = found[path] = known[key] if seen else references(file, text.decode(errors="replace"))
+    KNOWN.parent.mkdir(exist_ok=True)
+    (new := KNOWN.with_suffix(f".{os.getpid()}")).write_text(json.dumps(now))
+    new.replace(KNOWN)
+    return found
+
+
+def references(file: str, text: str) -> dict[str, list[str]]:
+    """What a file imports, includes or names, by kind, in its own words. Pure."""
+    if file.endswith((".cc", ".h", ".c", ".def")):
+        return {"headers": sorted(set(INCLUDES.findall(text)))}
+    if file.endswith(".py") and file.startswith("ringtrain/"):
+        return {"modules": sorted(imported(text, file))}
+    if not (file.startswith(("tests/", "examples/", "bin/", "docs/")) or file == "README.md"):
+        return {}
+    paths = {*PATHS.findall(text), *(f"docs/{name}" for name in PAGES.findall(text))}
+    if not file.startswith("tests/project/"):
+        paths = set() if HELPER.fullmatch(file) else paths - WORDS
+    modules = {*NAMES.findall(text), *(f"{name}.{each}" for name, each in names_from(text))}
+    modules |= {f"{name}.__main__" for name in PROGRAMS.findall(text)}
+    helpers = {*SCRIPTS.findall(text), *packages_imported(text)} if file.endswith(".py") else set()
+    found = {"modules": modules, "paths": paths, "helpers": helpers}
+    return {kind: sorted(names) for kind, names in found.items()}
+
+
+def packages_imported(text: str) -> set[str]:
+    """The first parts of the names of modules that a Python file imports, also in programs that it writes as text."""
+    statements = [line.split(" import ")[0] for line in IMPORTS.findall(text)]
+    return {re.split(r"\W", name.strip())[0] for line in statements for name in line.split(",")}
+
+
+def imported(text: str, file: str) -> set[str]:
+    """The names that a module of the package imports, also within its functions, in full."""
     found: set[str] = set()
     package = Path(file).parent.parts
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                found |= module(alias.name, files)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            source = ".".join(filter(None, [base, node.module or ""]))
-            for alias in node.names:
-                found |= module(f"{source}.{alias.name}", files) or module(source, files)
+            found |= {".".join(filter(None, [base, node.module, alias.name])) for alias in node.names}
     return found
 
 
-def named(text: str, files: set[str]) -> set[str]:
-    """What a text names: modules, in programs too, and files."""
-    found = {name for name in PATHS.findall(text) if name in files}
-    for name in set(NAMES.findall(text)):
-        found |= module(name, files)
+def names_from(text: str) -> Iterator[tuple[str, str]]:
+    """The names that a text imports from modules of the package, each with its module."""
     for name, what in re.findall(r"from (ringtrain[\w.]*) import ([\w, ]+)", text):
         for each in re.findall(r"\w+", re.sub(r" as \w+", "", what)):
-            found |= module(f"{name}.{each}", files)
-    return found
+            yield name, each
 
 
-def names_imported(text: str) -> set[str]:
-    """The first parts of the names that a Python file imports; none if it is no Python."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:
-        return set()
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.split(".")[0] for name in names}
+def resolved(
+    file: str, references: Mapping[str, Iterable[str]], files: Set[str], helpers: Mapping[str, str]
+) -> set[str]:
+    """The files that references mean. A header reaches its source as well, whose code it announces.
+
+    What names a test, to have it run, depends on it no more than the test does on that.
+    """
+    found = {name for name in references.get("paths", ()) if name in files and not is_test(name)}
+    found |= {helpers[name] for name in references.get("helpers", ()) if name in helpers}
+    for name in references.get("modules", ()):
+        found |= module(name, files)
+    for name in references.get("headers", ()):
+        found |= {f"native/{name}", str(Path(file).parent / name)} & files
+    return found | ({str(Path(file).with_suffix(".cc"))} & files if file.endswith(".h") else set())
 
 
-def module(name: str, files: set[str]) -> set[str]:
+def module(name: str, files: Set[str]) -> set[str]:
     """The file of a module, or of the innermost package or module that the name is in; none if it is not ours."""
     parts = name.split(".")
-    if parts[0] != "ringtrain":
-        return set()
-    while parts:
+    while parts and parts[0] == "ringtrain":
         path = "/".join(parts)
         for file in (f"{path}.py", f"{path}/__init__.py"):
             if file in files:
                 return {file}
         parts.pop()
     return set()
-
-
-def included(file: str, text: str, files: set[str]) -> set[str]:
-    """What a C++ file includes; a header reaches its source as well, whose code it announces."""
-    found = set()
-    for name in INCLUDES.findall(text):
-        beside = str(Path(file).parent / name)
-        found |= {each for each in (f"native/{name}", beside) if each in files}
-    source = str(Path(file).with_suffix(".cc"))
-    return found | ({source} & files if file.endswith(".h") else set())
 
 
 # ---- the change ----

@@ -10,14 +10,22 @@ import sys
 import threading
 import zlib
 
+import leaks
 import pytest
 import turns
 import worlds
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+from ringtrain import testing
 from ringtrain.bench import hosts
 
-settings.register_profile("same examples in every run", derandomize=True, database=None, deadline=None)
+settings.register_profile(  # and on a slow machine, too
+    "same examples in every run",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("same examples in every run")
 
 SIGNALS = {signal.SIGINT: signal.default_int_handler} | dict.fromkeys(
@@ -42,6 +50,8 @@ OF_EACH_MPI = re.compile("tests/(launch/test_launch_over_mpi|native/test_native)
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not select
 def pytest_collection_modifyitems(items):
+    if worlds.LAUNCHED:
+        items[:] = [item for item in items if not item.get_closest_marker("on_threads")]
     for item in items:
         if item.get_closest_marker("mpich") and not OF_EACH_MPI.match(item.nodeid):
             item.add_marker("long")
@@ -57,6 +67,7 @@ def is_costly(metafunc, size: int) -> bool:
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(leaks)
     # What nohup, a shell's background job or a runner of tests ignores or blocks, all that the tests start would, too.
     for number, handler in SIGNALS.items():
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -67,6 +78,7 @@ def pytest_configure(config):
     # Jobs of tests that name no transport are over the MPI of their environment.
     os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
+    config.addinivalue_line("markers", "on_threads(why): makes its ranks itself, and is left out under a launcher")
     config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself")
 
 
@@ -137,7 +149,7 @@ def ranks_take_turns_in_torchs_optimizers(monkeypatch):
 def gradients_as_bucket_views(monkeypatch):
     """Distributed optimizers make gradients views of buckets after one step, unless a compressor takes them one by one."""
     import ringtrain.torch as hvd
-    from ringtrain.gradients import plan
+    from ringtrain._training import plan
     from ringtrain.torch.compression import compression_in_the_core
 
     def optimizer_with_buckets(*arguments, make=hvd.DistributedOptimizer, **named):
@@ -169,6 +181,22 @@ def world(request):
     """A world on one host with the default options, for each size; the launcher's world under a launcher."""
     with worlds.World(request.param) as opened:
         yield opened
+
+
+@pytest.fixture
+def two():
+    """Two ranks as threads of this process."""
+    with testing.World(2) as opened:
+        yield opened
+
+
+@pytest.fixture
+def compared_always(monkeypatch):
+    """Parameters are compared in each step."""
+    from ringtrain._training import drift
+
+    monkeypatch.setattr(drift, "PERIOD", 0.0)
+    monkeypatch.setattr(drift, "SHARE", float("inf"))
 
 
 @pytest.fixture(scope="session")

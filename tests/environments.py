@@ -7,7 +7,6 @@ environment that pytest runs in serves for the MPI it has, and tests of the othe
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -37,21 +36,27 @@ def library_of(python: str) -> tuple[str, str]:
 
 
 def python_with(mpi: str) -> str:
-    """The Python of the environment with this MPI, or of any for "tcp"; skips the test if there is none."""
+    """The Python of the environment with this MPI, or of any for "tcp"; skips the test if there is none.
+
+    Where one is named, as bin/test does, and has another MPI, the test fails.
+    """
     if mpi == "tcp":
         return os.environ.get("RINGTRAIN_TEST_OPENMPI", sys.executable)
-    for python in filter(None, (os.environ.get(f"RINGTRAIN_TEST_{mpi.upper()}"), sys.executable)):
-        if library_of(python)[0] == mpi:
-            return python
-    pytest.skip(f"no environment with {mpi}: run bin/test, or name its Python in RINGTRAIN_TEST_{mpi.upper()}")
+    variable = f"RINGTRAIN_TEST_{mpi.upper()}"
+    python = os.environ.get(variable, sys.executable)
+    if library_of(python)[0] == mpi:
+        return python
+    if variable in os.environ:
+        pytest.fail(f"{variable}={python}, but this environment has no {mpi}", pytrace=False)
+    pytest.skip(f"needs an environment with {mpi}: run bin/test, or name its Python in {variable}")
 
 
 def python_with_trainers(library: str) -> str:
-    """The Python of the environment that has Ignite, Ray and Spark; skips the test if it lacks this library."""
+    """The Python of the environment that has Ignite, Ray, Spark and others; skips the test if it lacks this library."""
     python = os.environ.get("RINGTRAIN_TEST_TRAINERS", sys.executable)
     if not _has(python, library):
         pytest.skip(
-            f"no environment with {library}: run bin/test --long, or name its Python in RINGTRAIN_TEST_TRAINERS"
+            f"needs an environment with {library}: run bin/test --long, or name its Python in RINGTRAIN_TEST_TRAINERS"
         )
     return python
 
@@ -60,13 +65,6 @@ def python_with_trainers(library: str) -> str:
 def _has(python: str, library: str) -> bool:
     program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({library!r}) is None)"
     return os.path.exists(python) and subprocess.run([python, "-c", program]).returncode == 0
-
-
-def require(*libraries: str) -> None:
-    """Skips tests, or a module of them, whose processes need libraries; imports none of them here, which takes seconds."""
-    for library in libraries:
-        if importlib.util.find_spec(library) is None:
-            pytest.skip(f"needs {library}", allow_module_level=True)
 
 
 def ringtrainrun(mpi: str, ranks: int, *command: str) -> list[str]:

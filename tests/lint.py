@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ("ringtrain", "ringtrain-horovod", "tests", "docs", "examples", "setup.py")
+PYTHON = ("ringtrain", "benchmarks", "ringtrain-horovod", "tests", "docs", "examples", "setup.py")
 NATIVE = ("native", "tests")
 
 

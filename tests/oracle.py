@@ -52,10 +52,11 @@ def _reduce(inputs, reduction, prescale, postscale):
         parts = [np.ascontiguousarray(tensor).reshape(-1).view(f"f{dtype.itemsize // 2}") for tensor in inputs]
         return _reduce(parts, reduction, prescale, postscale).view(dtype).reshape(inputs[0].shape)
     wide = np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
-    combine = {"sum": np.add, "average": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[
-        reduction
-    ]
-    result = _fold(combine, [_scale(tensor.astype(wide), prescale) for tensor in inputs])
+    combine = {"product": np.multiply, "min": np.minimum, "max": np.maximum}.get(reduction, np.add)
+    scaled = [_scale(tensor.astype(wide), prescale) for tensor in inputs]
+    result = _fold(combine, [tensor * tensor for tensor in scaled] if reduction == "l2norm" else scaled)
+    if reduction == "l2norm":
+        result = np.sqrt(result)
     if reduction == "average":
         result = _truncated_average(result, len(inputs)) if wide.kind in "iu" else result / wide.type(len(inputs))
     return _scale(result, postscale).astype(dtype)

@@ -6,7 +6,7 @@ A FILE may be a native test, tests/native/match_test.cc or match_test: it alone 
 
 Environments are kept beside each other: the one that this file runs in, with Open MPI and everything that tests need,
 and one that sees its packages and puts MPICH before them. Two more are made for --long alone, as they are large: with an
-earlier release of TensorFlow, and with Ignite, Ray and Spark.
+earlier release of TensorFlow, and with Ignite, Ray, Spark and three tools that show metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TENSORFLOW_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-tensorflow")
 TRAINERS_ENVIRONMENT = ENVIRONMENT.with_name(ENVIRONMENT.name + "-trainers")
 # Run once, behind the installation: what is imported is compiled, and kept.
 COMPILES = "import torch._dynamo, tensorflow, keras, jax, pytorch_lightning"
-TRAINERS = ["pytorch-ignite", "ray[train]", "pyspark"]
+TRAINERS = ["pytorch-ignite", "ray[train]", "pyspark", "tensorboard", "mlflow-skinny", "wandb"]
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 # Of a whole run: two more than there are cores, since two of them mostly wait (workers.py). More would disturb each
 # other: most tests are of worlds of several ranks. For a worker that crashed xdist starts another one, and then waits
@@ -80,22 +80,14 @@ def main(arguments: list[str]) -> int:
     if wrong := refusal(arguments):
         print(f"bin/test: {wrong}", file=sys.stderr)
         return 2
+    if arguments == ["--install"]:
+        return prepare(long=False)
     hints = [hint for pattern in patterns(arguments) if (hint := hint_for(pattern))]
     for hint in hints:  # before the minutes that all tests take to be collected
         print(f"bin/test: {hint}", file=sys.stderr, flush=True)
-    if CCACHE.is_dir():
-        os.environ.update(CCACHE_SETTINGS, PATH=f"{CCACHE}{os.pathsep}{os.environ['PATH']}")
-    try:
-        install()
-        if "--long" in split(arguments)[0]:
-            install_for_long()
-        build()
-        whole = not arguments or arguments[0] == "--"
-        if whole:
-            build_fakes()
-    except subprocess.CalledProcessError as error:
-        print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
-        return error.returncode
+    whole = not arguments or arguments[0] == "--"
+    if code := prepare(long="--long" in split(arguments)[0], fakes=whole):
+        return code
     if base := comparison(arguments):
         files, said = changed.selected(base.partition("=")[2])
         print(said, flush=True)
@@ -109,6 +101,23 @@ def main(arguments: list[str]) -> int:
     if code == NO_TESTS_SELECTED:
         print("bin/test: no test was selected.", *hints, file=sys.stderr)
     return code
+
+
+def prepare(long: bool, fakes: bool = False) -> int:
+    """Installs and builds what the tests need; the exit code of what has failed, or 0."""
+    if CCACHE.is_dir():
+        os.environ.update(CCACHE_SETTINGS, PATH=f"{CCACHE}{os.pathsep}{os.environ['PATH']}")
+    try:
+        install()
+        if long:
+            install_for_long()
+        build()
+        if fakes:
+            build_fakes()
+    except subprocess.CalledProcessError as error:
+        print(f"bin/test: '{' '.join(map(str, error.cmd))}' failed; see above.", file=sys.stderr)
+        return error.returncode
+    return 0
 
 
 def install() -> None:
@@ -149,7 +158,8 @@ def install_for_long() -> None:
     if stamp.exists() and stamp.read_text() == key:
         return
     with step(
-        "install", f"makes {TRAINERS_ENVIRONMENT}, with Ignite, Ray and Spark (800 MB), and {EARLIER_TENSORFLOW}'s"
+        "install",
+        f"makes {TRAINERS_ENVIRONMENT}, with Ignite, Ray, Spark and others (950 MB), and {EARLIER_TENSORFLOW}'s",
     ):
         make_environment(TENSORFLOW_ENVIRONMENT, EARLIER_TENSORFLOW, constrained=False)
         see_packages_of_this_one(TRAINERS_ENVIRONMENT)
@@ -263,6 +273,7 @@ def environment_of_tests() -> dict[str, str]:
         "RINGTRAIN_TEST_MPICH": str(MPICH_ENVIRONMENT / "bin" / "python"),
         "RINGTRAIN_TEST_TENSORFLOW": str(TENSORFLOW_ENVIRONMENT / "bin" / "python"),
         "RINGTRAIN_TEST_TRAINERS": str(TRAINERS_ENVIRONMENT / "bin" / "python"),
+        "RINGTRAIN_TEST_PREPARED": "" if os.geteuid() else "1",  # Debian's packages are there
         "RINGTRAIN_TEST_STEPS": ",".join(f"{name}={taken:.1f}" for name, taken in steps.items()),
     }
 
@@ -326,8 +337,10 @@ def native_test(argument: str) -> str:
 
 def refusal(arguments: list[str]) -> str:
     """Why the arguments cannot be meant; "" if they can."""
-    known = ["--changed", "--quick", *SELECTIONS]
+    known = ["--changed", "--quick", "--install", *SELECTIONS]
     own = split(arguments)[0]
+    if "--install" in own and arguments != ["--install"]:
+        return "'--install' runs no tests, so there must be no other argument."
     if (base := comparison(arguments)) and own != [base]:
         return f"'{base}' chooses the tests, so there must be no other argument before --."
     for argument in own:

@@ -1,15 +1,23 @@
-"""Spares each Python process of the tests the packages that TensorFlow and Keras import wherever these are installed.
+"""Spares each Python process of the tests what TensorFlow, Keras and PyTorch import, and no test needs there.
 
 Python imports this module by itself at its start, since the tests' PYTHONPATH names this folder.
 
 `import tensorflow` imports scikit-learn, Matplotlib and JAX, if they are there, for a wrapper, a plot and a converter that
 no test uses: half of its 5 s of a core, in each of hundreds of processes. Here these imports fail, as on a machine without
 the packages, which TensorFlow and Keras allow for. All other code finds them.
+
+The first optimizer of PyTorch imports its compiler, 4 s of a core, to keep it out of a few functions. Here these run as they are
+while nobody has imported the compiler.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 # What is spared, and the modules that import it in passing.
 SPARED = {
@@ -29,6 +37,59 @@ class Spared:
             raise ModuleNotFoundError(f"'{name}' is spared to '{importer()}' by tests/sitecustomize.py", name=name)
 
 
+class Patched:
+    """A finder of one module, and its loader, that has it changed once it has been executed."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]):
+        self._name, self._change = name, change
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), self._change(module))  # type: ignore[method-assign]
+        return spec
+
+
+def disable_later(module: ModuleType) -> None:
+    """Of ``torch._compile``: what keeps the compiler out of a function."""
+    disable = module._disable_dynamo
+
+    def _disable_dynamo(fn: Any = None, recursive: bool = True) -> Any:
+        if fn is None:
+            return functools.partial(_disable_dynamo, recursive=recursive)
+        return _until_compiled(fn, disable(fn, recursive))
+
+    module._disable_dynamo = _disable_dynamo
+
+
+def step_without_breaks(module: ModuleType) -> None:
+    """Of ``torch.optim.optimizer``: what is around each step, where it tells the compiler of a break."""
+    whole = module._use_grad_for_differentiable
+
+    def _use_grad_for_differentiable(func: Callable) -> Callable:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with module.torch.set_grad_enabled(self.defaults["differentiable"]):
+                return func(self, *args, **kwargs)
+
+        return _until_compiled(step, whole(func))
+
+    module._use_grad_for_differentiable = _use_grad_for_differentiable
+
+
+def _until_compiled(plain: Callable, whole: Callable) -> Callable:
+    """One of two forms of a function: the plain one while nobody has imported the compiler."""
+
+    @functools.wraps(whole)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (whole if "torch._dynamo" in sys.modules else plain)(*args, **kwargs)
+
+    return either
+
+
 def importer() -> str:
     """The name of the module whose import statement is being executed."""
     frame = sys._getframe(1)
@@ -37,4 +98,8 @@ def importer() -> str:
     return frame.f_globals.get("__name__", "") if frame else ""
 
 
-sys.meta_path.insert(0, Spared)
+sys.meta_path[:0] = [
+    Spared,
+    Patched("torch._compile", disable_later),
+    Patched("torch.optim.optimizer", step_without_breaks),
+]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def place_of(nodeid: str) -> tuple[int, float]:
     if BESIDE.match(nodeid):
         return len(LANES), 0.0
     file = budget.file_of(nodeid)
-    return len(LANES) + 1 + ("/native/" in file), -seconds().get(file, 0.0)
+    return len(LANES) + 1 + ("/native/" in file), -seconds().get(file, math.inf)  # it may be long
 
 
 def number_of(worker: str) -> int:

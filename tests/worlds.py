@@ -5,7 +5,10 @@ own.
 """
 
 import ringtrain as rt
-from ringtrain import context, launcher, options, testing
+from ringtrain import testing
+from ringtrain._binding import options
+from ringtrain._rendezvous import launcher
+from ringtrain._runtime import context
 
 _INTRODUCED = launcher.find_introduced(options.environment())
 _STARTED_BY = _INTRODUCED or launcher.find(options.environment())

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ringtrain.averaging.hosts import Place, ranks_by_host
-from ringtrain.averaging.meeting import Said, Stage, agreed, terms_differ
-from ringtrain.averaging.outer import Outer, advance
-from ringtrain.averaging.period import Period, factor_of
+from ringtrain._training import terms
+from ringtrain._training.adapter.hosts import Place, ranks_by_host
+from ringtrain._training.averaging.meeting import Said, Stage, agreed, terms_differ
+from ringtrain._training.averaging.outer import Outer, advance
+from ringtrain._training.averaging.period import Period, factor_of
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import terms
 
 # ---- which step averages ----
 

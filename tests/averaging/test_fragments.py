@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from ringtrain.averaging.fragments import Fragments, merged
-from ringtrain.averaging.meeting import Agreed, Said, Stage, agreed, decoded
-from ringtrain.averaging.period import Period
+from ringtrain._training.averaging.fragments import Fragments, merged
+from ringtrain._training.averaging.meeting import Agreed, Said, Stage, agreed, decoded
+from ringtrain._training.averaging.period import Period
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 # ---- the schedule ----

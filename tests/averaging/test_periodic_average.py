@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain.averaging import arrays
-from ringtrain.averaging.meeting import Agreed
+from ringtrain._training import periodic_average
+from ringtrain._training.averaging.meeting import Agreed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
@@ -355,7 +355,9 @@ def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for(place):
         if place == "before anything is sent":
             average._worker.period.steps += rank  # planted: a step that only this rank has taken
             average._worker.average()
-        average._worker._copies["1"] = average._worker._copy_of(arrays._Array("1", np.zeros(1 + rank)))
+        average._worker._common.copies["1"] = average._worker._common._copy_of(
+            periodic_average._shared("1", np.zeros(1 + rank))
+        )
         average._worker._meet = lambda stage, part: Agreed(
             2, 2, False
         )  # planted: ranks that have not compared their tensors
@@ -371,7 +373,7 @@ def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for(place):
                 with pytest.raises(MismatchError):
                     fail(rank, average)
                 vars(average._worker).pop("_meet", None)
-                average._worker._copies.pop("1", None)
+                average._worker._common.copies.pop("1", None)
             x += own.standard_normal(x.size)
             average.step()
         return x.tobytes()
@@ -390,7 +392,7 @@ def test_in_another_world_ranks_compare_what_they_have():
 
     def go_on(rank, averages):
         if rank:
-            averages[rank]._worker._copies["0"].common += 1  # planted: another common copy
+            averages[rank]._worker._common.copies["0"].common += 1  # planted: another common copy
         with pytest.raises(MismatchError, match="digest of parameters and outer momentum at the beginning"):
             averages[rank].step()
 

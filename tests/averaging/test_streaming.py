@@ -363,10 +363,13 @@ def test_a_failed_round_leaves_no_trace_in_what_compression_makes_up_for(place):
         if place == "before anything is sent":
             worker.period.steps += rank  # planted: a step that only this rank has taken
         else:
-            worker._sent = lambda copy, factor: (np.zeros(8192 + rank), worker._how(copy))  # planted: other sizes
+            worker._changes._sent = lambda copy, factor: (
+                np.zeros(8192 + rank),
+                worker._changes._how(copy),
+            )  # planted: other sizes
         with pytest.raises(MismatchError):
             average.synchronize()
-        vars(worker).pop("_sent", None)
+        vars(worker._changes).pop("_sent", None)
 
     def on_rank(rank, fails):
         arrays = [np.zeros(8192), np.zeros(8192)]

@@ -3,21 +3,30 @@
 import json
 import math
 import subprocess
+from pathlib import Path
 
 import environments
+import needs
 import pytest
 
+from benchmarks import __main__ as further
+from benchmarks import launch
+from benchmarks.models import MODELS
 from ringtrain.bench import __main__ as command_line
-from ringtrain.bench import hosts, launch
-from ringtrain.bench.models import MODELS
+from ringtrain.bench import hosts
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(120)
 
 
+def package_of(benchmark: str) -> str:
+    return "benchmarks" if benchmark in further.COMMAND.benchmarks else "ringtrain.bench"
+
+
 def bench(mpi: str, *arguments: str) -> subprocess.CompletedProcess:
-    """Runs ``ringtrain bench`` in the environment with this MPI; it starts its ranks itself."""
-    command = [environments.python_with(mpi), "-m", "ringtrain.bench", *arguments]
+    """Runs a benchmark in the environment with this MPI; it starts its ranks itself."""
+    command = [environments.python_with(mpi), "-m", package_of(arguments[0]), *arguments]
     transport = {"RINGTRAIN_TRANSPORT": "tcp" if mpi == "tcp" else "mpi"}
     environment = environments.rank_environment(**transport)
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
@@ -94,6 +103,7 @@ def test_mpi_is_no_peer_where_none_started_the_ranks():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long  # 16 s of a core for a benchmark of developers
 @environments.EACH_MPI
 def test_step(mpi, tmp_path):
     written = document(mpi, tmp_path / "out.json", "step", "--repetitions", "1", "--fusion-bytes", "0,1MB")
@@ -142,7 +152,6 @@ def test_a_step_of_100_mb_over_the_backend_alone(tmp_path):
 @pytest.mark.long
 @pytest.mark.tcp
 def test_jax(tmp_path):
-    pytest.importorskip("jax")
     written = document(
         "tcp", tmp_path / "out.json", "jax", "--floats", "1000", "--tensors", "10", "--peers", "psum", "--repetitions", "2"
     )  # fmt: skip
@@ -193,7 +202,7 @@ FAULTS = {
         " ddp-ringtrain ",
     ),
     "a sum of JAX that misses a rank": (
-        "from ringtrain.bench import jax_systems\n"
+        "from benchmarks import jax_systems\n"
         "jax_systems.Ringtrain.add_up = jax_systems.Identity.add_up\n",
         ["jax", "--floats", "100", "--tensors", "4"],
         "ringtrain ",
@@ -218,11 +227,12 @@ def test_a_wrong_result_is_seen(fault, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text(
         f"{planted}import sys\n"
-        "from ringtrain.bench import __main__\n"
+        f"from {package_of(arguments[0])} import __main__\n"
         f"sys.exit(__main__.main({[*arguments, '--repetitions', '1']}))\n"
     )
     command = environments.ringtrainrun("openmpi", 2, environments.python_with("openmpi"), str(broken))
-    finished = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=100)
+    environment = environments.rank_environment(PYTHONPATH=str(ROOT))
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
     assert finished.returncode == 1
     assert [line.split()[-1] for line in finished.stdout.splitlines() if row in line] == ["WRONG"]
 
@@ -231,7 +241,6 @@ def test_a_wrong_result_is_seen(fault, tmp_path):
 @pytest.mark.openmpi
 @pytest.mark.timeout(300)
 def test_launch(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
     monkeypatch.setattr(launch, "JOBS", {"true": launch.JOBS["true"]})
     assert launch.start(2, 1, str(tmp_path / "out.json")) == 0
     (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -239,9 +248,8 @@ def test_launch(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_launch_on_hosts(tmp_path, monkeypatch):
-    pytest.importorskip("torch")
     monkeypatch.setattr(launch, "JOBS", {"first allreduce": launch.JOBS["first allreduce"]})
     assert launch.start(4, 1, str(tmp_path / "out.json"), 2) == 0
     written = json.loads((tmp_path / "out.json").read_text())
@@ -277,8 +285,9 @@ def test_sizes_are_read(text, count):
     ],
 )
 def test_wrong_command_lines(arguments, words, capsys):
+    command = further if arguments and package_of(arguments[0]) == "benchmarks" else command_line
     with pytest.raises(SystemExit):
-        command_line.main(arguments)
+        command.main(arguments)
     assert words in capsys.readouterr().err
 
 
@@ -286,7 +295,6 @@ def test_wrong_command_lines(arguments, words, capsys):
 @pytest.mark.openmpi
 def test_tensorflow(tmp_path):
     """Our systems; MultiWorkerMirroredStrategy, which takes its time to start, has a long test."""
-    pytest.importorskip("tensorflow")
     written = document(
         "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
         "--repetitions", "2", "--peers", "torch",
@@ -307,13 +315,26 @@ def test_tensorflow(tmp_path):
 @pytest.mark.long
 @pytest.mark.openmpi
 def test_the_strategy(tmp_path):
-    pytest.importorskip("tensorflow")
     written = document(
         "openmpi", tmp_path / "out.json", "tensorflow", "--floats", "1000", "--tensors", "10", "--layers", "8,4,2",
         "--repetitions", "2", "--peers", "mwms",
     )  # fmt: skip
     measured = [result for result in written["results"] if result["system"] in ("mwms", "mwms-tuned")]
     assert len(measured) == 4 and all(result["verified"] for result in measured)
+
+
+@pytest.mark.tcp
+@pytest.mark.long  # TensorFlow and JAX in each rank
+def test_replicas(tmp_path):
+    written = document("tcp", tmp_path / "out.json", "replicas", "--layers", "8,4,2", "--repetitions", "1")
+    assert [result["system"] for result in written["results"]] == [
+        f"{framework}-{way}"
+        for framework in ("torch", "keras", "tensorflow", "jax")
+        for way in ("uncompared", "settings", "parameters")
+    ]
+    for result in written["results"]:
+        assert result["verified"] and result["bytes"] == 4 * (8 * 4 + 4 + 4 * 2 + 2)
+        assert result["processor_seconds"] > 0 < result["of_uncompared"] and result["look_seconds"] >= 0
 
 
 @pytest.mark.openmpi

@@ -1,4 +1,4 @@
-"""`ringtrain bench compress` and `accuracy`: each mode has its row, and one that sends too much or a wrong sum is WRONG."""
+"""`python -m benchmarks compress` and `accuracy`: each mode has its row, and one that sends too much or a wrong sum is WRONG."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
+from benchmarks import __main__ as further
+from benchmarks.compress_further import as_matrix, factor_bytes
+from ringtrain._training.powersgd import PowerSGD
 from ringtrain.bench import __main__ as command_line
-from ringtrain.bench.compress_further import as_matrix, factor_bytes
 from ringtrain.errors import UnsupportedError
-from ringtrain.gradients.powersgd import PowerSGD
 from ringtrain.launch.modes import MODES
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def compress(written: Path, program: list[str], *arguments: str) -> subprocess.C
     return subprocess.run(ringtrainrun("tcp", 2, *line), capture_output=True, text=True, timeout=100, env=environment)
 
 
-BENCH = ["python", "-m", "ringtrain.bench"]
+BENCH = ["python", "-m", "benchmarks"]
 
 
 @pytest.mark.tcp
@@ -88,7 +89,7 @@ FAULTS = {
 def test_a_wrong_mode_is_seen(fault: str, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text(
-        f"import sys\nimport ringtrain as rt\nfrom ringtrain.bench import __main__\n{FAULTS[fault]}\nsys.exit(__main__.main())\n"
+        f"import sys\nimport ringtrain as rt\nfrom benchmarks import __main__\n{FAULTS[fault]}\nsys.exit(__main__.main())\n"
     )
     done = compress(tmp_path / "out.json", ["python", str(broken)], "--free-cores", "none", "--modes", "int8")
     assert done.returncode == 1
@@ -116,11 +117,10 @@ def test_a_wrong_mode_is_seen(fault: str, tmp_path: Path) -> None:
 )
 def test_accuracy_compares_trainings(others: list[str], tmp_path: Path) -> None:
     """Two seeds of a few steps: the modes differ by little, and nothing is sent by ranks that train alone."""
-    pytest.importorskip("torch")
     written = tmp_path / "accuracy.json"
     ways = ["float32", "int8", *others]
     done = subprocess.run(
-        [python_with("tcp"), "-m", "ringtrain.bench", "accuracy", "--tasks", "bytes", "--ways", ",".join(ways), "--seeds",
+        [python_with("tcp"), "-m", "benchmarks", "accuracy", "--tasks", "bytes", "--ways", ",".join(ways), "--seeds",
          "2", "--steps", "20", "--json", str(written)],
         capture_output=True, text=True, timeout=140, env=rank_environment(RINGTRAIN_TRANSPORT="tcp"),
     )  # fmt: skip
@@ -146,7 +146,19 @@ def test_train_one_by_one_in_each_mode(tmp_path: Path) -> None:
     """Each is right by what it may lose, and a step of four passes has four batches' samples."""
     written = tmp_path / "train.json"
     peers = ["fp16", "bf16", "int8", "int4", "4-passes", "every-32"]
-    line = [*BENCH, "train", "--networks", "convnet", "--peers", ",".join(peers), "--one-by-one", "--repetitions", "1"]
+    line = [
+        "python",
+        "-m",
+        "ringtrain.bench",
+        "train",
+        "--networks",
+        "convnet",
+        "--peers",
+        ",".join(peers),
+        "--one-by-one",
+        "--repetitions",
+        "1",
+    ]
     done = subprocess.run(
         ringtrainrun("openmpi", 2, *line, "--json", str(written)), capture_output=True, text=True, timeout=140,
         env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_HOST_LAYOUT="1+1"),
@@ -162,19 +174,17 @@ def test_train_one_by_one_in_each_mode(tmp_path: Path) -> None:
 
 def test_the_command_line_names_what_there_is() -> None:
     """It does so without torch, which takes seconds to import."""
-    pytest.importorskip("torch")
-    from ringtrain.bench.accuracy import WAYS
+    from benchmarks.accuracy import WAYS
+    from benchmarks.torch_tasks import TASKS
     from ringtrain.bench.torch_networks import NETWORKS
     from ringtrain.bench.torch_systems import PEERS
-    from ringtrain.bench.torch_tasks import TASKS
 
-    assert command_line.WAYS == tuple(WAYS) and command_line.TASKS == tuple(TASKS)
+    assert further.WAYS == tuple(WAYS) and further.TASKS == tuple(TASKS)
     assert command_line.NETWORKS == tuple(NETWORKS) and command_line.TRAINING_PEERS == tuple(PEERS)
 
 
 def test_digits_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    from ringtrain.bench.torch_tasks import TASKS
+    from benchmarks.torch_tasks import TASKS
 
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UnsupportedError, match="task 'digits': scikit-learn must be installed"):

@@ -1,4 +1,4 @@
-"""ringtrain bench faults --elastic: what follows from the ranks' notes; and for long, the whole of it on real jobs."""
+"""python -m benchmarks faults --elastic: what follows from the ranks' notes; and for long, the whole of it on real jobs."""
 
 import json
 import subprocess
@@ -8,9 +8,10 @@ import environments
 import numpy as np
 import pytest
 
-from ringtrain.bench import __main__ as command_line
-from ringtrain.bench import elastic, elastic_records
-from ringtrain.bench.elastic_records import APPLIED, DRAWN, RECORD, Notes, Reader
+from benchmarks import __main__ as command_line
+from benchmarks import elastic, elastic_records
+from benchmarks.elastic_records import APPLIED, DRAWN, RECORD, Notes, Reader
+from ringtrain.bench.command import options_of
 
 SLOT_OF = {10: 0, 11: 1, 12: 2, 21: 1}  # by process; 21 takes the place of 11
 
@@ -114,14 +115,14 @@ def test_notes_are_read_as_far_as_they_are_whole(tmp_path: Path) -> None:
 
 
 def test_options_of_one_kind_of_faults_do_not_reach_the_other() -> None:
-    parse = command_line.make_parser().parse_args
-    name, options = command_line._chosen_faults(command_line._options_of(parse(["faults", "--runs", "3"])))
+    parse = command_line.COMMAND.parser().parse_args
+    name, options = command_line.chosen_faults(options_of(parse(["faults", "--runs", "3"])))
     assert name == "faults" and set(options) == {"runs", "dead_after_seconds", "only", "json"}
     line = ["faults", "--elastic", "goodput", "--systems", "ringtrain,torchrun", "--minutes", "0.5", "--together"]
-    name, options = command_line._chosen_faults(command_line._options_of(parse(line)))
+    name, options = command_line.chosen_faults(options_of(parse(line)))
     assert name == "elastic" and options["elastic"] == ["goodput"] and options["minutes"] == 0.5
     assert set(options) == {*elastic.run.__annotations__} - {"return"}
-    assert command_line._options_of(parse(["faults", "--elastic"]))["elastic"] == list(command_line.ELASTIC_PARTS)
+    assert options_of(parse(["faults", "--elastic"]))["elastic"] == list(command_line.ELASTIC_PARTS)
 
 
 @pytest.mark.long
@@ -130,7 +131,7 @@ def test_options_of_one_kind_of_faults_do_not_reach_the_other() -> None:
 def test_faults_of_a_real_job_cost_no_step(tmp_path: Path) -> None:
     line = ["faults", "--elastic", "--runs", "2", "--only", "killed", "--sizes", "1MB", "--minutes", "0.75"]
     done = subprocess.run(
-        [environments.python_with("tcp"), "-m", "ringtrain.bench", *line, "--json", str(tmp_path / "out.json")],
+        [environments.python_with("tcp"), "-m", "benchmarks", *line, "--json", str(tmp_path / "out.json")],
         capture_output=True, text=True, env=environments.rank_environment(), timeout=850,
     )  # fmt: skip
     results = json.loads((tmp_path / "out.json").read_text())["results"]

@@ -20,7 +20,7 @@ def result(system: str, seconds: float, **further: object) -> dict:
 
 
 def document(benchmark: str, *results: dict, **further: object) -> dict:
-    documents.begin(benchmark)
+    documents.begin(benchmark, "ringtrain bench")
     return documents.make(MACHINE, results, [{"headings": ["a"], "rows": [["1"]]}], **further)
 
 
@@ -35,6 +35,12 @@ def test_a_document_is_read_as_it_was_written(tmp_path):
     documents.write(tmp_path / "out.json", made)
     assert documents.read(tmp_path / "out.json") == made
     assert made["schema"] == 1 and made["benchmark"] == "allreduce" and made["hosts"] == 2
+
+
+def test_a_document_without_room_is_named():
+    """Else the error is taken for one of stdout's."""
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        documents.write("/dev/full", document("allreduce"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"results": []}', '{"schema": 2}', "\udcff"])
@@ -56,10 +62,10 @@ def test_each_job_of_shaped_hosts_stands_in_the_file(monkeypatch, tmp_path):
     """They write it one after the other."""
     file = tmp_path / "out.json"
     file.write_text("of another run")
-    chosen = command_line.make_parser().parse_args(["wire", "--json", str(file), "--ranks-per-host", "1,2"])
+    chosen = command_line.COMMAND.parser().parse_args(["wire", "--json", str(file), "--ranks-per-host", "1,2"])
     chosen.measured_rate = 1.0
 
-    def job(first, names, ranks_per_host, arguments, python):
+    def job(first, names, ranks_per_host, package, arguments, python):
         assert not file.exists()
         documents.write(file, document("wire", result("ringtrain", 1.0, np=2 * ranks_per_host)))
         return 0
@@ -151,7 +157,6 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, capsys):
 
 
 def test_svg_files_are_drawn_and_repeat(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     documents.write(tmp_path / "allreduce.json", document("allreduce", *ALLREDUCE))
     documents.write(tmp_path / "train.json", document("train", *TRAIN))
     files = [str(tmp_path / name) for name in ("allreduce.json", "train.json")]

@@ -6,17 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import needs
 import pytest
 from environments import rank_environment, ringtrainrun
 
 from ringtrain.bench import __main__ as bench
 from ringtrain.bench import hosts, shaped
 
-MISSING = hosts.missing() or ("" if hosts.find_program("iperf3") else "iperf3 is not installed")
 ROOT = Path(__file__).parents[2]
 TWO_HOSTS = "2 hosts" + (" with cores of its own each" if len(os.sched_getaffinity(0)) >= 2 else "")
+
+
+def on_links(test: Callable) -> Callable:
+    """A test that needs links, and what measures them."""
+    return needs.hosts(needs.package("iperf3", "iperf3")(test))
 
 
 def test_cores_are_shared_out_equally() -> None:
@@ -26,7 +32,7 @@ def test_cores_are_shared_out_equally() -> None:
     assert hosts.cores_of_each(len(ours) + 1) == [[]] * (len(ours) + 1), "so each may use all"
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@on_links
 def test_a_host_with_cores_of_its_own_uses_no_others() -> None:
     with hosts.Network({"node-a": "eth0", "node-b": "eth0"}, useless=None, cores_apart=True) as network:
         for host in network.hosts.values():
@@ -36,7 +42,7 @@ def test_a_host_with_cores_of_its_own_uses_no_others() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@on_links
 def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> None:
     """At 200 Mbit/s, where even a crowded machine has time: a tensor takes the floor's time or a little more."""
     written = tmp_path / "wire.json"
@@ -87,7 +93,7 @@ def test_wire_fills_the_links_and_writes_what_it_measured(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@on_links
 def test_tcp_fills_links_of_different_rates(tmp_path: Path) -> None:
     """Faster than the faster link alone, and than twice the slower one: pieces go where there is room."""
     written = tmp_path / "wire.json"
@@ -124,7 +130,7 @@ def test_overlap_compares_a_step_with_its_parts(starter: str, transports: str, t
             2,
             "python",
             "-m",
-            "ringtrain.bench",
+            "benchmarks",
             "overlap",
             "--transports",
             transports,
@@ -163,16 +169,14 @@ def test_wire_says_what_it_needs() -> None:
     assert done.returncode == 2 and "no namespaces here" in done.stderr and "apt-get install" in done.stderr
 
 
+@on_links
 def test_rates_that_are_fewer_than_the_links_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    if MISSING:
-        pytest.skip(MISSING)
     assert bench.main(["wire", "--rate", "1gbit,2gbit", "--links", "3"]) == 2
     assert "one for each of 3 links, but names 2" in capfd.readouterr().err
 
 
+@on_links
 def test_ranks_that_do_not_fill_their_hosts_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    if MISSING:
-        pytest.skip(MISSING)
     assert bench.main(["train", "--rate", "1gbit", "-np", "3", "--ranks-per-host", "2"]) == 2
     assert "must be a multiple of --ranks-per-host, 2, but is 3" in capfd.readouterr().err
 

@@ -44,7 +44,7 @@ def test_equals_the_recursion(size, layout, algorithm, dtype, tolerance):
     np.testing.assert_allclose(results[0].astype(np.float64), expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
-@pytest.mark.skipif(LAUNCHED, reason="another size than the launcher's")
+@pytest.mark.on_threads("another size than the launcher's")
 @pytest.mark.parametrize(
     "size, layout", [(5, None), (6, None), (8, None), (5, "3+2"), (6, "2+2+2"), (8, "4+4"), (8, "3+4+1")]
 )
@@ -201,7 +201,8 @@ def test_compression_rounds_between_hosts_alone(size, layout, algorithm, compres
 
 
 def test_bfloat16_is_rounded_once():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     size = sizes(2)[-1]
     given = gradients(size, dtype=ml_dtypes.bfloat16)
     results = run(size, lambda rank: rt.allreduce(given[rank], "x", op=rt.Adasum))
@@ -268,10 +269,9 @@ def test_one_rank_with_another_reduction(size):
     run(size, body)
 
 
+@pytest.mark.on_threads("a world of four")
 def test_trains_without_a_larger_learning_rate():
     """Least squares with noise: with 4 ranks and the step of one process Adasum gets further than the average does."""
-    if LAUNCHED:
-        pytest.skip("four ranks")
     truth = np.random.default_rng(1).standard_normal(20)
 
     def train(op):

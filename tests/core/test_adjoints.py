@@ -2,9 +2,10 @@
 
 import pytest
 
-from ringtrain import adjoints, tables
-from ringtrain.adjoints import Adjoint, Takes, adjoint_of
-from ringtrain.operations import Adasum, Average, Max, Sum
+from ringtrain._binding import tables
+from ringtrain._runtime.operations import Adasum, Average, Max, Sum
+from ringtrain._training.adapter import adjoints
+from ringtrain._training.adapter.adjoints import Adjoint, Takes, adjoint_of
 
 
 def test_adjoints_of_the_table():
@@ -36,9 +37,10 @@ FORWARD = {
 
 def submitted_backward(monkeypatch, world, operation):
     """The operation under the name of the gradients, as the ranks of this process submit it."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     import ringtrain.torch as hvd
-    from ringtrain.context import Context
+    from ringtrain._runtime.context import Context
 
     seen, submit = {}, Context.submit_with  # which `submit` calls too
 

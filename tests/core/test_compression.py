@@ -9,8 +9,9 @@ import pytest
 from worlds import LAUNCHED_RANK, World, configurations
 
 import ringtrain as rt
-from ringtrain._native import ffi
-from ringtrain.context import current
+from ringtrain._binding._native import ffi
+from ringtrain._runtime import error_feedback
+from ringtrain._runtime.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World as ThreadWorld
 
@@ -272,7 +273,7 @@ def test_a_rank_that_has_joined_adds_nothing_to_int8(size, layout, algorithm):
 
 def kept(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """What this rank keeps of a tensor: of its host's sums, and of those that it finishes."""
-    _, *memory = current().save_residual(0, name, 0, count)
+    _, *memory = error_feedback.save(current(), 0, name, 0, count)
     sent, finished = (np.frombuffer(ffi.buffer(each), np.float32).astype(np.float64) for each in memory)
     return sent, finished
 
@@ -312,13 +313,13 @@ def test_a_step_that_is_taken_back_leaves_no_trace(size, layout, algorithm):
                 results.append(rt.allreduce(mine[:COUNT], f"{name}a", compression=rt.Compression.int4))
                 if step % 3:  # not in every step
                     results.append(rt.allreduce(mine[COUNT:], f"{name}b", compression=rt.Compression.int4))
-                context.keep_residuals(0, name)
+                error_feedback.keep(context, 0, name)
                 continue
             if bad_steps:
                 mine[100 * rank] = np.inf
                 rt.allreduce(mine[COUNT:] * 3, f"{name}a", compression=rt.Compression.int4)
-                context.take_back_residuals(0, name)
-                context.take_back_residuals(0, name)  # is done
+                error_feedback.take_back(context, 0, name)
+                error_feedback.take_back(context, 0, name)  # is done
         return b"".join(each.tobytes() for each in results)
 
     with World(size, layout, algorithm=algorithm) as world:
@@ -354,15 +355,15 @@ def test_what_ranks_have_lost_goes_on_in_the_next_world(change):
 
     def first(rank):
         delivered, exact = steps(rank, 10, 1)
-        current().keep_residuals(0, "")
+        error_feedback.keep(current(), 0, "")
         rt.allreduce(gradient(rank), "x", compression=rt.Compression.int4)  # of a step that is done again
-        current().take_back_residuals(0, "")
+        error_feedback.take_back(current(), 0, "")
         sent, finished = kept("x", COUNT)
         return delivered, exact, sent / former_size + finished, current()
 
     def second(rank):
         if rank < len(left):
-            current().inherit_residuals(formers[left[rank]][3])
+            error_feedback.inherit(current(), formers[left[rank]][3])
             sent, finished = kept("x", COUNT)
             assert not sent.any() and np.allclose(finished, owed[rank], rtol=1e-6, atol=1e-6)  # as a part of the result
         delivered, exact = steps(rank, 10, 2)
@@ -385,17 +386,17 @@ def test_what_was_not_kept_can_be_taken_back_in_the_next_world():
         context, found = current(), []
         for factor in (1, 3, 7):
             rt.allreduce(factor * gradient(rank), "x", compression=rt.Compression.int4)
-            found.append((context.residual_turns, *kept("x", COUNT)))
+            found.append((error_feedback.turns(context), *kept("x", COUNT)))
         return found, context
 
     def second(rank):
         found, former = formers[rank]
         context = current()
-        context.inherit_residuals(former)
-        assert context.residual_turns == found[-1][0]
-        context.take_back_residuals(0, "", found[-1][0])  # is before it
+        error_feedback.inherit(context, former)
+        assert error_feedback.turns(context) == found[-1][0]
+        error_feedback.take_back(context, 0, "", found[-1][0])  # is before it
         owed = [kept("x", COUNT)[1]]
-        context.take_back_residuals(0, "", found[-2][0])
+        error_feedback.take_back(context, 0, "", found[-2][0])
         owed.append(kept("x", COUNT)[1])
         for mine, (_, sent, finished) in zip(owed, reversed(found), strict=False):
             np.testing.assert_allclose(mine, sent / 2 + finished, rtol=1e-6, atol=1e-6)
@@ -427,7 +428,7 @@ def test_operations_without_a_name_make_up_for_nothing(size, layout, algorithm):
         unnamed = [rt.allreduce(mine, compression=int8).tobytes() for _ in range(3)]
         plain = [rt.allreduce(mine, "p", compression=int8.without_feedback).tobytes() for _ in range(3)]
         assert len(set(named)) == 3 and set(unnamed) == set(plain) == {named[0]}
-        assert current().residuals(0, "") == {("x", 0): COUNT}
+        assert error_feedback.sizes(current(), 0, "") == {("x", 0): COUNT}
 
     with World(size, layout, algorithm=algorithm) as world:
         world.run(on_rank)

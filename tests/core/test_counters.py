@@ -5,10 +5,10 @@ import time
 
 import numpy as np
 import pytest
-from worlds import LAUNCHED, World, sizes
+from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain import tables
+from ringtrain._binding import tables
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -141,7 +141,7 @@ SYNCHRONOUS = {
 }
 
 
-@pytest.mark.skipif(LAUNCHED, reason="a world of one")
+@pytest.mark.on_threads("a world of one")
 @pytest.mark.parametrize("operation", SYNCHRONOUS)
 def test_a_synchronous_operation_wakes_no_thread_of_its_process(operation):
     """The waiter drives. A rank alone waits for nobody, so that it never sleeps itself."""
@@ -166,7 +166,7 @@ def test_names_are_the_tables(world):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="counts frames of ranks in one process")
+@pytest.mark.on_threads("counts frames of ranks in one process")
 def test_a_cached_step_needs_few_frames():
     """One frame each way between coordinator and member however many tensors are ready at once."""
 

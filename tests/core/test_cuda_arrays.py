@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain import cuda_arrays, dlpack, nccl, tables
+from ringtrain._binding import cuda_arrays, dlpack, tables
+from ringtrain._bootstrap import nccl
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 

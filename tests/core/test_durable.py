@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from ringtrain.durable import replaced
+from ringtrain._binding.durable import replaced
 
 
 def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path):

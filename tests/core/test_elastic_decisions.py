@@ -4,10 +4,53 @@ import uuid
 
 import pytest
 
-from ringtrain._native import as_text, ffi, lib, take_text
+from ringtrain._binding._native import as_text, bytes_at, ffi, lib, text_at
 from ringtrain.launch.agent.succession import FORM, LEAVE
 from ringtrain.launch.authority import Authority, Rules
 from ringtrain.launch.hosts import Host
+
+KINDS = {getattr(lib, name): name[len("RT_DO_") :].lower() for name in dir(lib) if name.startswith("RT_DO_")}
+
+
+def spelled(action) -> tuple[str, list[str]]:
+    """What an authority has decided, in words: its kind, and what it has."""
+    kind = KINDS[action.kind]
+    columns = {
+        "write": [action.frame.hex()],
+        "send": [action.host, action.uid, action.frame.hex()],
+        "evict": [action.host, action.uid, action.frame.hex()],
+        "ask": [action.host, action.frame.hex()],
+        "beat": [action.host],
+        "start": [action.host, str(action.slot)],
+        "say": [action.text],
+        "end": [str(int(action.well)), action.text],
+    }
+    return kind, columns[kind]
+
+
+def decided(native, count: int) -> list[list[str]]:
+    """What a membership has decided, in words; the members of a world each behind it."""
+    action, actions = ffi.new("rt_membership_action *"), []
+    for _ in range(count):
+        assert lib.rt_membership_next(native, action) == 1
+        kind, frame = KINDS[action.kind], bytes_at(action.frame, action.frame_bytes).hex()
+        columns = {
+            "send": [frame],
+            "connect": [str(action.world), str(action.rank), frame],
+            "fence": [text_at(action.text)],
+        }
+        actions.append([kind, *columns.get(kind, [])])
+        for each in action.members[0 : action.member_count]:
+            texts = text_at(each.uid), text_at(each.host), str(each.slot), str(each.joins), text_at(each.address)
+            actions.append(["member", *texts])
+    assert lib.rt_membership_next(native, action) == 0
+    return actions
+
+
+def arrived(native, frame: str) -> int:
+    """A membership hears of the authority."""
+    told = bytes.fromhex(frame)
+    return lib.rt_membership_arrived(native, told, len(told))
 
 
 class Rank:
@@ -23,9 +66,9 @@ class Rank:
         self.joins = False
         self.gives = True  # the state of a first world is there at once
 
-    def take(self, lines) -> list[str]:
+    def take(self, count: int) -> list[str]:
         """Notes actions; returns the frames that it sends."""
-        actions = [line.split("\t") for line in take_text(lines).splitlines()]
+        actions = decided(self.native, count)
         self.did += [action for action in actions if action[0] != "send"]
         for action in actions:
             if action[0] == "member" and action[1] == self.uid:
@@ -56,7 +99,7 @@ class Job:
         self.do(self.authority.host_came(self.now, "a"))
 
     def do(self, actions) -> None:
-        for kind, columns in actions:
+        for kind, columns in map(spelled, actions):
             self.did.append((kind, columns))
             rank = self.ranks.get(columns[1]) if kind in ("send", "evict") else None
             if kind == "ask":
@@ -68,7 +111,7 @@ class Job:
                 self.ranks[rank.uid] = rank
                 self.hear(rank.take(lib.rt_membership_begin(rank.native)))
             elif rank is not None and rank.uid not in self.deaf:
-                self.hear(rank.take(lib.rt_membership_arrived(rank.native, as_text(columns[2]))))
+                self.hear(rank.take(arrived(rank.native, columns[2])))
                 for place, action in [each for each in enumerate(rank.did) if each[1][0] == "connect"]:
                     rank.did[place] = ["connected", *action[1:]]
                     well = not self.deaf & {each[1] for each in rank.did[place:] if each[0] == "member"}
@@ -77,8 +120,10 @@ class Job:
     def answer(self, frame: str) -> None:
         """As the launcher's driver: all ranks are asked, and the authority hears which there are."""
         there = [rank for rank in self.ranks.values() if rank.uid not in self.deaf]
-        frames = [each for rank in there for each in rank.take(lib.rt_membership_arrived(rank.native, as_text(frame)))]
-        self.do(self.authority.host_present(self.now, "a", [rank.uid for rank in there], self.passed_on()))
+        frames = [each for rank in there for each in rank.take(arrived(rank.native, frame))]
+        self.do(
+            self.authority.host_present(self.now, "a", [rank.uid for rank in there], bytes.fromhex(self.passed_on()))
+        )
         self.hear(frames)
 
     def passed_on(self) -> str:
@@ -88,13 +133,14 @@ class Job:
     def resume(self, record: str) -> None:
         """Another launcher takes the job up with this record."""
         self.now += 20.0
-        self.authority = Authority([Host("a", self.slots)], self.rules, grace=30.0, now=self.now, record=record)
+        kept = bytes.fromhex(record)
+        self.authority = Authority([Host("a", self.slots)], self.rules, grace=30.0, now=self.now, record=kept)
         self.did = [each for each in self.did if each[0] == "send"]
         self.do(self.authority.host_came(self.now, "a"))
 
     def hear(self, frames: list[str]) -> None:
         for frame in frames:
-            self.do(self.authority.arrived(self.now, "a", frame))
+            self.do(self.authority.arrived(self.now, "a", bytes.fromhex(frame)))
 
     def kill(self, rank: Rank, code: int = -9) -> None:
         self.deaf.add(rank.uid)
@@ -288,13 +334,13 @@ def test_all_that_end_well_end_the_job_well():
     assert job.said("end") == [["1", "All ranks have come to their end."]] and job.said("say") == []
 
 
-@pytest.mark.parametrize("frame", ["", "ff", "0g", "010", "06" + "ff" * 40])
+@pytest.mark.parametrize("frame", ["", "ff", "01", "06" + "ff" * 40])
 def test_what_is_no_frame_has_no_effect(frame):
     job = Job(1)
     (rank,) = in_slots(job)
     rank.kinds()
-    assert job.authority.arrived(job.now, "a", frame) == []
-    assert rank.take(lib.rt_membership_arrived(rank.native, as_text(frame))) == [] and rank.kinds() == []
+    assert job.authority.arrived(job.now, "a", bytes.fromhex(frame)) == []
+    assert rank.take(arrived(rank.native, frame)) == [] and rank.kinds() == []
 
 
 def test_what_is_no_uid_and_no_host_is_refused():
@@ -375,23 +421,23 @@ def test_a_host_that_is_heard_again_gets_ranks_again():
     said: list[tuple[str, list[str]]] = []
 
     def do(now: float, actions) -> None:
-        for kind, columns in actions:
+        for kind, columns in map(spelled, actions):
             said.append((kind, columns))
             host = columns[0] if columns else ""
             if kind == "ask":
                 uid, native = ranks[host]
                 do(now, authority.host_present(now, host, [uid] if now else []))
-                frames = frames_of(lib.rt_membership_arrived(native, as_text(columns[1]))) if now else []
+                frames = frames_of(native, arrived(native, columns[1])) if now else []
             elif kind == "start" and now == 0.0:
-                frames = frames_of(lib.rt_membership_begin(ranks[host][1]))
+                frames = frames_of(ranks[host][1], lib.rt_membership_begin(ranks[host][1]))
             elif kind == "send" and columns[1] == ranks[host][0] and host not in cut:
-                frames = frames_of(lib.rt_membership_arrived(ranks[host][1], as_text(columns[2])))
+                frames = frames_of(ranks[host][1], arrived(ranks[host][1], columns[2]))
                 for count in (1, 2):  # whichever has been formed
-                    frames += frames_of(lib.rt_membership_connected(ranks[host][1], count, True))
+                    frames += frames_of(ranks[host][1], lib.rt_membership_connected(ranks[host][1], count, True))
             else:
                 continue
             for frame in frames:
-                do(now, authority.arrived(now, host, frame))
+                do(now, authority.arrived(now, host, bytes.fromhex(frame)))
 
     cut: set[str] = set()
     for host in "ab":
@@ -422,10 +468,9 @@ def membership_on(host: str) -> tuple[str, object]:
     return uid, ffi.gc(opened, lib.rt_membership_free)
 
 
-def frames_of(lines) -> list[str]:
+def frames_of(native, count: int) -> list[str]:
     """What a membership sends."""
-    actions = [line.split("\t") for line in take_text(lines).splitlines()]
-    return [action[1] for action in actions if action[0] == "send"]
+    return [action[1] for action in decided(native, count) if action[0] == "send"]
 
 
 def test_the_agent_knows_a_dismissal_by_its_first_byte():
@@ -465,7 +510,7 @@ class Called(Job):
     def resume(self, record: str) -> None:
         """Another authority goes on; nobody has come yet."""
         self.now += 20.0
-        self.authority = Authority([], self.rules, grace=30.0, now=self.now, record=record)
+        self.authority = Authority([], self.rules, grace=30.0, now=self.now, record=bytes.fromhex(record))
         self.did = []
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
-from ringtrain.context import current
+from ringtrain._runtime.context import current
+from ringtrain._training.sharding import order as order_of
 from ringtrain.elastic import transparent
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
@@ -44,9 +45,9 @@ def test_each_sample_of_an_epoch_is_in_one_step_and_weighs_the_same():
         (means, first, counts), (_, second, _), (_, third, _) = world.run(train)
     assert counts == (2, 0, 4)
     for epoch in range(2):
-        order = rt.sharding.order(COUNT, 5, epoch)
+        order = order_of(COUNT, 5, epoch)
         assert means[2 * epoch : 2 * epoch + 2] == pytest.approx([values[order[:9]].mean(), values[order[9:]].mean()])
-    assert sorted(first[0] + second[0] + third[0]) == sorted(rt.sharding.order(COUNT, 5, 0)[:9].tolist())
+    assert sorted(first[0] + second[0] + third[0]) == sorted(order_of(COUNT, 5, 0)[:9].tolist())
     assert first[1] == third[1] != second[1]  # two samples are left for three ranks
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
-from ringtrain import membership
-from ringtrain.context import Peer, current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import Peer, current
 from ringtrain.elastic.sets import Record, Sets, Told, loss, ranks_left, shared
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.elastic.worlds import can_go_on

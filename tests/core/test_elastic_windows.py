@@ -78,6 +78,23 @@ def test_a_window_ends_with_the_step_of_one_optimizer_or_is_closed(several, part
         assert world.run(train) == [windows] * 2
 
 
+def test_a_step_before_the_loop_is_refused():
+    """It is in no world yet, which the core has as lacking memory."""
+
+    def train(rank):
+        transaction = Transaction(Member(), Training())
+        for part in (Part.STEP, Part.SOME, Part.LAST):
+            with pytest.raises(InvalidArgumentError, match="a step belongs within its loop.*was made before"):
+                transaction.survive(lambda: 1, part)
+        assert transaction.survive(lambda: 1, Part.NOTHING) == 1
+        transaction.enter()
+        assert transaction.survive(lambda: 1, Part.STEP) == 1
+        transaction.finish()
+
+    with World(2) as world:
+        world.run(train)
+
+
 def test_a_window_within_what_survives_is_refused():
     def train(rank):
         transaction = Transaction(Member(), Training())

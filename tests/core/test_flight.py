@@ -8,14 +8,15 @@ import time
 
 import numpy as np
 import pytest
-from worlds import LAUNCHED, World, sizes
+from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain import context, flights, log
+from ringtrain._binding import log
+from ringtrain._runtime import context, flights
 from ringtrain.launch import commands
 
 pytestmark = pytest.mark.timeout(180)
-NEEDS_THE_FILES_OF_ALL = pytest.mark.skipif(LAUNCHED, reason="needs the files of all ranks")
+NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
 
 
 def test_what_is_remembered(world):
@@ -320,3 +321,43 @@ def test_a_stall_leaves_records_while_the_job_goes_on(tmp_path):
     find(lines, "Rank 0: allreduce 'late' has waited for stall_warning_seconds.")
     find(lines, "Rank 1: the other ranks wait for allreduce 'late'.")
     assert log.newest_stall()[:3] == ("allreduce 'late'", "rank 0", "rank 1")
+
+
+# ---- hosts whose clocks differ: pure ----
+
+HOUR = 3600.0
+
+
+def by_its_clock(rank, written, ahead=0.0, operations=3, **changes):
+    """Of a host whose clock is ahead; rank 0 submits operations at 101 s, 102 s, ..., each next rank 0.1 s after it."""
+    times = {"announced": None, "finished": None}
+    own = [
+        flown(each, "x", submitted=100.0 + each + 0.1 * rank + ahead, started=100.3 + each + ahead, **times)
+        for each in range(1, 1 + operations)
+    ]
+    return record(rank, own, 3, written=written + ahead, **changes)
+
+
+@pytest.mark.parametrize("ahead", [(0.0, HOUR, -HOUR), (HOUR, 0.0, 0.0), (0.0, 0.0, 0.0)])
+def test_the_first_cause_is_first_however_the_clocks_stand(ahead):
+    causes = {1: "it saw the fault", 0: "it was told", 2: "it was told last"}
+    records = [
+        by_its_clock(rank, 110.0 + 2 * list(causes).index(rank), ahead[rank], because=causes[rank]) for rank in range(3)
+    ]
+    assert flights.compare(records)[1:4] == [f"Rank {rank}: {cause}" for rank, cause in causes.items()]
+
+
+def test_clocks_that_agree_well_enough_are_left_alone():
+    """And those of ranks that have nothing in common."""
+    records = [by_its_clock(0, 110.0), by_its_clock(1, 110.0, 0.1), by_its_clock(2, 110.0, HOUR, operations=0)]
+    assert flights.on_one_clock(records) == records
+
+
+def test_the_newest_world_is_told_by_a_host_that_has_seen_both():
+    """There is a record of the world before, of a rank whose host is an hour ahead."""
+    left = by_its_clock(2, 105.0, HOUR, world=1)
+    now = [by_its_clock(rank, 109.0, world=2) for rank in range(2)]
+    seen = by_its_clock(2, 109.0, HOUR, world=2)._replace(rank=3)
+    assert flights.newest_world([*now, left, seen]) == ([*now, seen], [left])
+    contradicting = [each._replace(host="node-x") for each in (now[0], left)]  # a clock was set back
+    assert flights.newest_world([*contradicting, left, seen])[0][0].world == 2, "by the time of writing"

@@ -12,9 +12,9 @@ import pytest
 from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain import array_groups, tables
-from ringtrain._native import ffi
-from ringtrain.context import current
+from ringtrain._binding import array_groups, tables
+from ringtrain._binding._native import ffi
+from ringtrain._runtime.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 DTYPES = [name for name, row in tables.DTYPES.items() if name != "bool" and not row.is_foreign]
@@ -244,7 +244,7 @@ def test_splits_of_one_alltoall_are_not_those_of_the_next():
 
 
 def test_what_is_kept_of_names_is_bounded(monkeypatch):
-    monkeypatch.setattr("ringtrain.context._MOST_REQUESTS", 10)
+    monkeypatch.setattr("ringtrain._runtime.context._MOST_REQUESTS", 10)
 
     def on_rank(rank):
         for turn in range(35):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ringtrain import handshake
+from ringtrain._rendezvous import handshake
 
 SECRET, OTHER = b"\7" + bytes(31), b"\10" + bytes(31)
 VECTORS = dict(

@@ -6,15 +6,15 @@ tests/faults/test_elastic_keras_tables.py has real deaths, with Keras; tests/wit
 import numpy as np
 import pytest
 
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
+from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.process_sets import add_process_set
 from ringtrain.elastic import TransparentState
 from ringtrain.embedding import optimizers
 from ringtrain.embedding.kept_rows import copied, in_one_world, kept_here
 from ringtrain.embedding.table import SelfUpdatingTable, norms, with_rows
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
-from ringtrain.operations import Average, Sum
-from ringtrain.process_sets import add_process_set
 from ringtrain.testing import World
 
 ROWS, WIDTH = 23, 4

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,6 @@ def test_a_world_by_the_standard_abi(tmp_path):
     """Of MPI 5, with an mpi4py that is built for it; its released wheels are for the others."""
     python = Path(python_with("mpich"))
     compiler = python.with_name("mpicc_abi")
-    if not compiler.exists():
-        pytest.skip(f"no compiler for the standard ABI of MPI 5: {compiler}")
     site = tmp_path / "site"
     install = f"-m pip install --quiet --no-deps --no-binary mpi4py --target {site} mpi4py==4.1.2".split()
     built = subprocess.run(
@@ -125,7 +122,7 @@ def test_process_sets_from_communicators(mpi):
     """Each rank brings its part of a split, and one a part that the others have no share in; and what MPI's probes say."""
     done = job(mpi, 3, """
         import numpy as np, ringtrain as rt
-        from ringtrain import probes
+        from ringtrain._bootstrap import probes
         from mpi4py import MPI
         world = MPI.COMM_WORLD
         part = rt.ProcessSet(world.Split(color=world.Get_rank() % 2))
@@ -201,7 +198,7 @@ def test_rank_that_is_through_waits_for_one_that_saves(mpi):
     """Rank 1 works on for longer than any deadline of shutdown; nobody may end it, although they have lost a world before."""
     done = job(mpi, 2, """
         import time, numpy as np, ringtrain as rt
-        from ringtrain import context
+        from ringtrain._runtime import context
         rt.init(shutdown_timeout_seconds=0.5)
         try:
             rt.barrier()  # from which a slow rank may hear of the abort
@@ -300,7 +297,6 @@ def test_the_program_finalises_mpi_while_the_world_is_open(mpi):
 @EACH_MPI
 def test_one_rank_finalises_mpi_while_others_work(mpi):
     """Their operation fails, in words, and the job ends."""
-    begin = time.monotonic()
     done = job(mpi, 2, """
         import numpy as np, ringtrain as rt
         rt.init()
@@ -311,7 +307,7 @@ def test_one_rank_finalises_mpi_while_others_work(mpi):
         else:
             rt.allreduce(np.ones(1000), name="y")
     """)  # fmt: skip
-    assert done.returncode == 1 and time.monotonic() - begin < 80, done
+    assert done.returncode == 1, done
     assert "MPI_Finalize was called on rank 1" in done.stderr, done.stderr
     assert "rank 1 called shutdown() or ended without submitting it" in done.stderr, done.stderr
 
@@ -322,7 +318,9 @@ def test_sums_have_the_same_bits_over_tcp(mpi):
     done = job(mpi, 3, """
         import numpy as np, ringtrain as rt
         from mpi4py import MPI
-        from ringtrain import context, options, start
+        from ringtrain._binding import options
+        from ringtrain._bootstrap import start
+        from ringtrain._runtime import context
         rt.init(host_layout="1+1+1")
         listener, addresses = start.listen("127.0.0.1:0")
         peers = MPI.COMM_WORLD.allgather(addresses)

@@ -3,16 +3,18 @@
 import numpy as np
 import oracle
 import pytest
-from worlds import LAUNCHED, World, configurations
+from worlds import World, configurations
 
 import ringtrain as rt
-from ringtrain import tables
+from ringtrain._binding import tables
+from ringtrain.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.timeout(180)
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes for bfloat16")
+import ml_dtypes
 
 CHUNK_BYTES = 4096  # small, so that a few thousand elements take many chunks
-REDUCTIONS = {"average": rt.Average, "sum": rt.Sum, "min": rt.Min, "max": rt.Max, "product": rt.Product}
+REDUCTIONS = {name: getattr(rt, name.capitalize()) for name in ("average", "sum", "min", "max", "product")}
+REDUCTIONS["l2norm"] = rt.L2Norm
 FLOATS_OF_8_BITS = [name for name, row in tables.DTYPES.items() if row.is_moved_only]
 ALIKE = {
     "uint16",
@@ -55,6 +57,8 @@ def values(dtype, shape, rank, small=False):
 
 
 def has_meaning(reduction, dtype):
+    if reduction == "l2norm":
+        return dtype in (np.float32, np.float64)
     return reduction in {"b": ("sum", "min", "max", "product"), "c": ("sum", "average")}.get(dtype.kind, REDUCTIONS)
 
 
@@ -101,7 +105,7 @@ def test_allreduce(size, layout, algorithm, reduction):
 def test_reducescatter(size, layout, algorithm):
     cases = []
     for dtype in DTYPES:
-        for reduction in ("sum", "average", "max"):
+        for reduction in ("sum", "average", "max", "l2norm"):
             if not has_meaning(reduction, dtype):
                 continue
             for rows in lengths((size, layout, algorithm), dtype):
@@ -176,7 +180,7 @@ def test_scales(size, layout, algorithm):
         if dtype == bool:
             continue
         for pre, post in ((0.5, 1.0), (1.0, 0.25), (2.0, 0.5)):
-            for reduction in ("sum", "average", "min"):
+            for reduction in ("sum", "average", "min", "l2norm"):
                 if not has_meaning(reduction, dtype):
                     continue
                 inputs = [values(dtype, 301, rank) for rank in range(size)]
@@ -185,6 +189,26 @@ def test_scales(size, layout, algorithm):
                 cases.append((text, inputs, expected, lambda x, a=(text, op, pre, post): rt.allreduce(x, *a)))
     with World(size, layout, algorithm=algorithm, chunk_bytes=CHUNK_BYTES) as world:
         check(world, cases)
+
+
+@pytest.mark.on_threads("a world of two")
+def test_l2norm_refuses_what_its_squares_leave():
+    """16 bits, whose range ends at the square of 256, and all that is no float."""
+
+    def on_rank(rank):
+        for dtype in (np.float16, np.int32, np.complex64, bool):
+            words = rf"reduction l2norm needs float32 or float64, but found {np.dtype(dtype).name}\[2\]"
+            with pytest.raises(InvalidArgumentError, match=words):
+                rt.allreduce(np.ones(2, dtype), "norm", rt.L2Norm)
+        with pytest.raises(InvalidArgumentError, match="must not be compressed, but found compression bfloat16"):
+            rt.allreduce(np.ones(2, np.float32), "norm", rt.L2Norm, compression=rt.Compression.bf16)
+        with pytest.raises(InvalidArgumentError, match="only an average may be weighted"):
+            rt.allreduce(np.ones(2, np.float32), "norm", rt.L2Norm, weight=2)
+        large = np.float32(3e4) * np.array([1, rank], np.float32)
+        assert rt.allreduce(large, "norm", rt.L2Norm).tolist() == [np.sqrt(np.float32(18e8)), 3e4]
+
+    with World(2, "1+1") as world:
+        world.run(on_rank)
 
 
 @worlds_of_all_kinds
@@ -308,7 +332,7 @@ def test_integers_wrap(world):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="needs ranks that share a list, which threads do")
+@pytest.mark.on_threads("needs ranks that share a list, which threads do")
 def test_barrier_waits_for_everyone(world):
     arrived = []
 

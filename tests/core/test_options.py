@@ -5,14 +5,14 @@ import pathlib
 import pytest
 from worlds import World, sizes
 
-from ringtrain import options, tables
+from ringtrain._binding import options, tables
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "options.md"
 
 
 def test_document_is_generated_from_the_table():
-    assert DOCUMENT.read_text() == options.markdown(), "run: python -m ringtrain.options > docs/options.md"
+    assert DOCUMENT.read_text() == options.markdown(), "run: python -m ringtrain._binding.options > docs/options.md"
 
 
 def test_argument_beats_our_variable_beats_horovods():
@@ -65,12 +65,11 @@ def test_library_parses_the_same_lines():
     assert options.as_lines({"a": "1", "b": "x=y"}) == b"a=1\nb=x=y\n"
 
 
+@pytest.mark.on_threads("opens ranks with different options")
 @pytest.mark.parametrize("size", sizes(least=2))
 def test_ranks_must_agree_on_what_shapes_the_exchange(size):
-    from ringtrain import start
+    from ringtrain._bootstrap import start
 
-    if World.__name__ != "World":
-        pytest.skip("opens ranks with different options, which threads can")
     original = start.open_in_process
 
     def differing(hub, rank, chosen):

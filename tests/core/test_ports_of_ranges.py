@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from ringtrain._bootstrap.start import listen
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.start import listen
 
 
 def test_a_port_on_which_a_connection_lingers_serves_again():

@@ -4,11 +4,11 @@ import threading
 
 import numpy as np
 import pytest
-from worlds import LAUNCHED, World, sizes
+from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain._native import lib
-from ringtrain.context import current
+from ringtrain._binding._native import lib
+from ringtrain._runtime.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 pytestmark = pytest.mark.timeout(180)
@@ -154,7 +154,7 @@ def test_no_process_set_at_all(world):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="a world of three")
+@pytest.mark.on_threads("a world of three")
 def test_a_stall_names_its_process_set(caplog):
     told = threading.Event()
 

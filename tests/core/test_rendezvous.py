@@ -15,12 +15,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import needs
 import pytest
 from environments import rank_environment
 
-from ringtrain import by_address, by_files, by_note, gathering, introducing, launcher, rendezvous, server, stores
+from ringtrain._rendezvous import (
+    by_address,
+    by_files,
+    by_note,
+    gathering,
+    introducing,
+    launcher,
+    rendezvous,
+    server,
+    stores,
+)
+from ringtrain._rendezvous.handshake import HandshakeError
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
-from ringtrain.handshake import HandshakeError
 
 PATIENCE = 100.0
 pytestmark = [pytest.mark.tcp, pytest.mark.timeout(120)]
@@ -247,6 +258,53 @@ def test_a_secret_on_some_ranks_alone_is_told_at_once(with_one: int) -> None:
         told[1]
     ), told
     assert told_after[0] < 2.5 and isinstance(told[0], TimeoutError)
+
+
+NOBODY = 65534
+# Takes names until its stdin ends, and answers whoever calls there as a rank 0 would.
+SQUATTER = f"""
+import os, socket, sys, threading
+from ringtrain._rendezvous.handshake import Answerer
+os.setuid({NOBODY})
+def answer(connection):
+    end = Answerer(b"")
+    while data := connection.recv(4096):
+        end.hear(data)
+        connection.sendall(end.take())
+def serve(listener):
+    while True:
+        threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+for name in sys.argv[1:]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(chr(0) + name)
+    listener.listen(64)
+    threading.Thread(target=serve, args=(listener,), daemon=True).start()
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs.root
+def test_another_user_that_takes_rank_0s_name_does_no_harm() -> None:
+    """The name is known to all. Ranks with a secret are not told that others have none; two that are rank 0 hear it as ever."""
+    where = by_address.Address("127.0.0.1", free_port())
+    name = f"ringtrain-rendezvous-{os.getuid()}-{where.port}"
+    taken = [name, f"{name}-{'0' * 32}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SQUATTER, *taken], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as squatter:
+        assert squatter.stdout.readline() == "taken\n"
+        told = meet_all(lambda call: by_address.meet(where, call, b""), 3)
+        assert [each.rank for each in told] == [0, 1, 2], told
+        (listener,), _ = by_address.AtAddress(where, b"").listen()
+        with (
+            listener,
+            pytest.raises(InvalidArgumentError, match="Address already in use. Name rank 0's host and another"),
+        ):
+            by_address.AtAddress(where, b"").listen()
+        told = meet_all(lambda call: by_address.meet(where, call, b"s" * 32), 2, seconds=0.5, ranks=range(1, 2))
+        assert isinstance(told[1], TimeoutError), told
+        squatter.stdin.close()
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -512,7 +570,7 @@ def test_a_note_of_an_earlier_attempt_does_no_harm(is_there: bool) -> None:
         while is_there and not stop.is_set():
             stranger.wait(0.01)
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     begun = threading.Event()
     tried = gathering.tell

@@ -5,13 +5,15 @@ import time
 
 import numpy as np
 import pytest
-from worlds import LAUNCHED, World, sizes
+from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain import context, errors, operations
+from ringtrain import errors
+from ringtrain._binding._native import lib
+from ringtrain._runtime import context, operations
 
 pytestmark = pytest.mark.timeout(60)
-threads_only = pytest.mark.skipif(LAUNCHED, reason="looks at the ranks of one process")
+threads_only = pytest.mark.on_threads("looks at the ranks of one process")
 
 
 def warm_up(name, array, times=3, **terms):
@@ -149,11 +151,11 @@ def test_an_interrupted_wait_leaves_its_memory_to_the_context(monkeypatch):
             array = np.ones(1000, np.float32)
             warm_up("x", array)
             if rank == 0:
-                from ringtrain import repeats
+                from ringtrain._runtime import repeats
 
                 class Interrupted:
                     def __getattr__(self, name):
-                        return getattr(rt._native.lib, name)
+                        return getattr(lib, name)
 
                     def rt_wait(self, *_):
                         raise KeyboardInterrupt

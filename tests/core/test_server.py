@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 from eventually import eventually
 
-from ringtrain import server
-from ringtrain.handshake import OBJECTS, REFUSAL, HandshakeError
-from ringtrain.server import BROKEN, ENDED, Client, Server
+from ringtrain._rendezvous import server
+from ringtrain._rendezvous.handshake import GREETING_BYTES, OBJECTS, REFUSAL, HandshakeError
+from ringtrain._rendezvous.server import BROKEN, ENDED, Client, Server
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0
@@ -222,14 +223,16 @@ def test_of_a_unix_socket_those_of_this_user_are_heard(monkeypatch: pytest.Monke
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(f"\0ringtrain-test-{os.getpid()}")
         listener.listen()
-        found = Served(listener, b"")
-        client = found.call(b"")
-        assert asks(client, {"a": 1}) == {"a": 1}
-        client.close()
-        monkeypatch.setattr(server, "user_of", lambda _: os.getuid() + 1)
-        with found.reach() as other:
-            assert reads_the_end(other) == b""
-        found.close()
+        with contextlib.closing(Served(listener, b"")) as found:
+            client = found.call(b"")
+            assert asks(client, {"a": 1}) == {"a": 1}
+            client.close()
+            monkeypatch.setattr(server, "user_of", lambda _: os.getuid() + 1)
+            with found.reach() as other, contextlib.suppress(BrokenPipeError):
+                other.sendall(OBJECTS + bytes(GREETING_BYTES - len(OBJECTS)))
+                assert reads_the_end(other) == b"", "one that is let in is answered"
+            with pytest.raises(PermissionError, match="it belongs to another user"):
+                Client.to(found.family, found.where, b"", PATIENCE)
 
 
 def test_who_reads_nothing_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

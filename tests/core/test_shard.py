@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain import sharding
+from ringtrain._training import sharding
 from ringtrain.testing import World
 
 counts = st.integers(0, 60)

@@ -9,15 +9,15 @@ import threading
 import numpy as np
 import pytest
 from eventually import eventually
-from worlds import LAUNCHED, World
+from worlds import World
 
 import ringtrain as rt
-from ringtrain import context, reports, stacks
-from ringtrain._native import lib
+from ringtrain._binding._native import lib
+from ringtrain._runtime import context, reports, stacks
 
 WHILE_OTHERS_RUN = """
 import gc, sys, threading, time
-from ringtrain import stacks
+from ringtrain._runtime import stacks
 
 class Letting:  # others run while garbage is collected
     def __init__(self):
@@ -106,7 +106,7 @@ def full_stderr():
             os.close(each)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="the ranks' stderr is the launcher's")
+@pytest.mark.on_threads("the ranks' stderr is the launcher's")
 @pytest.mark.timeout(60)
 def test_a_rank_goes_on_while_nobody_reads_its_stderr(tmp_path):
     """As where the launcher has lost its network: a rank whose driver is blocked is taken for dead."""

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ringtrain.context import current
+from ringtrain._runtime.context import current
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.layout import NOBODY, check_replicas, laid_out, lost, sources, words_for
 from ringtrain.embedding.moves import Move, with_copies

@@ -8,9 +8,10 @@ import oracle
 import pytest
 
 import ringtrain as rt
-from ringtrain import errors, tables
-from ringtrain._native import ffi, lib
-from ringtrain.buffers import _CARRIERS
+from ringtrain import errors
+from ringtrain._binding import tables
+from ringtrain._binding._native import ffi, lib
+from ringtrain._binding.buffers import _CARRIERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLES = {
@@ -57,8 +58,10 @@ def test_operation_is_complete(row):
 
 
 def test_reductions_are_constants_with_horovods_numbers():
-    assert (rt.Average, rt.Sum, rt.Min, rt.Max, rt.Product) == (0, 1, 3, 4, 5)
-    assert {name: getattr(rt, name.capitalize()) for name in tables.REDUCTIONS} == tables.REDUCTIONS
+    assert (rt.Average, rt.Sum, rt.Min, rt.Max, rt.Product, rt.L2Norm) == (0, 1, 3, 4, 5, 6)
+    assert {
+        name.lower(): getattr(rt, name) for name in ("Adasum", "Average", "L2Norm", "Max", "Min", "Product", "Sum")
+    } == tables.REDUCTIONS
 
 
 @pytest.mark.parametrize(

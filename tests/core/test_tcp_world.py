@@ -13,11 +13,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 
-from ringtrain import handshake, start
+from ringtrain._bootstrap import start
+from ringtrain._rendezvous import handshake
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 PATIENCE = 120
@@ -27,8 +27,8 @@ RANK = """
 import sys, time
 import numpy as np
 import ringtrain as rt
-from ringtrain import start
-from ringtrain.context import make_default
+from ringtrain._bootstrap import start
+from ringtrain._runtime.context import make_default
 
 rank, options = int(sys.argv[1]), dict(each.split("=") for each in sys.argv[3:])
 listener, addresses = start.listen("127.0.0.1:0")
@@ -124,6 +124,54 @@ rt.shutdown()
     assert found == [f"1 2\n{2 * (1 + streams)}"] * 2
 
 
+def test_large_tensors_travel_over_all_connections_alike():
+    """Of each message some, and the same of all together, though the first has room for all three pieces of a message.
+
+    What has come at the moment, and when the second connection opens, is luck. So bytes count from when both have carried
+    something, and once the peer's kernel has all of them; and there is one message at a time, for which both have room.
+    """
+    work = """
+import collections, fcntl, os, socket, struct, termios
+def sent():
+    found = {}
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        link = f"/proc/self/fd/{descriptor}"
+        if not os.path.islink(link) or not os.readlink(link).startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            tcp = connection.family == socket.AF_INET and connection.type == socket.SOCK_STREAM
+            if tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                while struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]:
+                    time.sleep(0.001)
+                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                found[descriptor] = struct.unpack_from("Q", told, 120)[0]  # tcpi_bytes_acked
+    return found
+pieces = np.ones(3 << 16, np.float32)
+def send():
+    before = sent()
+    for root in range(2):
+        rt.broadcast(pieces, root, name="pieces")
+        rt.barrier()
+    return sorted((bytes - before.get(each, 0), each) for each, bytes in sent().items())[-2:]
+for turn in range(200):
+    send()
+    if rt.allreduce(sum(bytes > 200_000 for bytes in sent().values()), op=rt.Min, name="carried a piece") == 2:
+        break
+of_messages = [send() for turn in range(8)]
+of_all = collections.Counter()
+for of_one in of_messages:
+    of_all.update({each: bytes for bytes, each in of_one})
+print(min(fewer for (fewer, _), _ in of_messages), *sorted(of_all.values())[-2:], flush=True)
+rt.barrier()
+rt.shutdown()
+"""
+    with Ranks(2, work, "host_layout=1+1", "tcp_streams=2") as ranks:
+        found = ranks.finish()
+    piece = 1 << 18
+    for of_one, fewer, more in (map(int, each.split()) for each in found):
+        assert piece <= of_one < 2 * piece and 12 * piece <= fewer <= more < 13 * piece, found
+
+
 @pytest.mark.parametrize("layout", ["3", "1+1+1"])
 def test_a_killed_rank_ends_the_operations_of_the_others(layout):
     """By its lock in shared memory within a host, by the end of its connections between hosts; not by silence."""
@@ -136,22 +184,19 @@ try:
 except rt.errors.PeerLostError as problem:
     print(problem, flush=True)
 """
-    with Ranks(3, work, "dead_after_seconds=60", f"host_layout={layout}") as ranks:
+    with Ranks(3, work, "dead_after_seconds=600", f"host_layout={layout}") as ranks:
         for process in ranks.processes:
             assert process.stdout.readline() == "met\n"
-        time.sleep(0.2)
         ranks.processes[1].send_signal(signal.SIGKILL)
-        began = time.monotonic()
         for rank in (0, 2):
             assert "rank 1" in ranks.processes[rank].stdout.readline()
-        assert time.monotonic() - began < 30
 
 
 # Its worker sleeps on, as that of a data loader whose parent has just died.
 FORKS = {
     "multiprocessing": """
 import multiprocessing
-worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
 worker.start()
 print(worker.pid, flush=True)
 """,
@@ -159,7 +204,7 @@ print(worker.pid, flush=True)
 import os, subprocess
 def say_and_sleep():
     os.write(1, f"{os.getpid()}\\n".encode())
-    time.sleep(60)
+    time.sleep(600)
 subprocess.Popen(["true"], preexec_fn=say_and_sleep)
 """,
 }
@@ -178,17 +223,14 @@ try:
 except rt.errors.PeerLostError as problem:
     print(problem, flush=True)
 """
-    with Ranks(3, work, "dead_after_seconds=60", "host_layout=1+1+1") as ranks:
+    with Ranks(3, work, "dead_after_seconds=600", "host_layout=1+1+1") as ranks:
         worker = int(ranks.processes[1].stdout.readline())
         try:
             for process in (ranks.processes[0], ranks.processes[2]):
                 assert process.stdout.readline() == "met\n"
-            time.sleep(0.2)
             ranks.processes[1].send_signal(signal.SIGKILL)
-            began = time.monotonic()
             for rank in (0, 2):
                 assert "rank 1" in ranks.processes[rank].stdout.readline()
-            assert time.monotonic() - began < 30
             assert os.path.exists(f"/proc/{worker}"), "the worker must outlive its rank here"
         finally:
             os.kill(worker, signal.SIGKILL)
@@ -222,7 +264,7 @@ os._exit(0)
 def test_an_end_does_not_overtake_what_was_decided_before(layout, error):
     """Rank 1 stands still meanwhile: when it goes on, the notice of the end is there as well as its error."""
     work = ENDS.format(differs=error == "MismatchError")
-    with Ranks(3, work, "dead_after_seconds=60", f"host_layout={layout}") as ranks:
+    with Ranks(3, work, "dead_after_seconds=600", f"host_layout={layout}") as ranks:
         assert ranks.processes[1].stdout.readline() == "asked\n"
         ranks.processes[1].send_signal(signal.SIGSTOP)
         for rank in (2, 0):
@@ -313,8 +355,9 @@ def test_the_first_stranger_is_told_of_at_once_and_the_rest_with_their_number():
     """Whatever the program does meanwhile; tests/native/tcp_hello_test.cc has the minute between."""
     work = WORKS.replace(
         "stop = []",
-        "import os\nfrom ringtrain import reports, start\nstart.lib.rt_ask_through(start.default().native, "
-        "reports.answer_requests(0, lambda: rt.log.drain(start.default().native)))\nstop = []",
+        "import os\nfrom ringtrain._binding import log\nfrom ringtrain._bootstrap import start\nfrom ringtrain._runtime import reports\n"
+        "start.lib.rt_ask_through(start.default().native, "
+        "reports.answer_requests(0, lambda: log.drain(start.default().native)))\nstop = []",
     )  # as init() does
     with Ranks(2, work) as ranks:
         assert [process.stdout.readline() for process in ranks.processes] == ["working\n"] * 2

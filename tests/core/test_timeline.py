@@ -13,10 +13,10 @@ import pytest
 from worlds import LAUNCHED, World, sizes
 
 import ringtrain as rt
-from ringtrain import timelines
+from ringtrain.launch.report import timelines
 
 pytestmark = pytest.mark.timeout(180)
-NEEDS_THE_FILES_OF_ALL = pytest.mark.skipif(LAUNCHED, reason="needs the files of all ranks")
+NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
 
 
 def events_of(path):
@@ -162,7 +162,7 @@ def test_a_path_is_not_cut_at_a_nul(world, tmp_path):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="opens a world of one, which the launcher's ranks are not")
+@pytest.mark.on_threads("opens a world of one, which the launcher's ranks are not")
 def test_the_path_of_an_option_is_not_cut_at_a_nul(tmp_path):
     with pytest.raises(ValueError, match="one line without NUL"):
         rt.init(timeline=f"{tmp_path}/one\0two")
@@ -203,7 +203,7 @@ def test_folder_that_does_not_exist(world):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(LAUNCHED, reason="kills a process of its own")
+@pytest.mark.on_threads("kills a process of its own")
 def test_valid_after_a_kill(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(f"""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.jobs import Job
 from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
 
 PATIENCE = 60.0  # twice the 30 s after which no process of a job may be left, whoever died
 

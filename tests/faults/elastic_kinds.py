@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 
 import ringtrain.torch as hvd
-from ringtrain import context as contexts
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime import error_feedback
 
 BATCH, EPOCHS = 4, 2
 
@@ -233,14 +234,14 @@ class Factors(Plain):
 
     def local(self):
         exchange = self.optimizer._mode._exchange
-        kept = [(memory.residual, memory.factor) for memory in exchange.memories()]
-        return kept, exchange.beginning.steps
+        kept = [(memory.residual, memory.factor) for memory in exchange.members.memories()]
+        return kept, exchange._beginning.steps
 
     def load_local(self, kept):
         memories, steps = kept
         exchange = self.optimizer._mode._exchange
-        exchange.beginning.steps = steps
-        for memory, parts in zip(exchange.memories(), memories, strict=True):
+        exchange._beginning.steps = steps
+        for memory, parts in zip(exchange.members.memories(), memories, strict=True):
             memory.keep(*parts)
             memory.settle(used=True)
 
@@ -262,7 +263,7 @@ class Rounded(Plain):
         return contexts.current()
 
     def load_local(self, kept):
-        contexts.current().inherit_residuals(kept)
+        error_feedback.inherit(contexts.current(), kept)
 
 
 class Halves(Plain):

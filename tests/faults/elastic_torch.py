@@ -8,10 +8,10 @@ import elastic_faults
 import torch
 from elastic_faults import slot
 from elastic_kinds import BATCH, EPOCHS, Data, Learner
-from ringtrain.torch.adasum import Deltas
 
 import ringtrain.torch as hvd
 from ringtrain.torch.gradients import Group
+from ringtrain.torch.modes.adasum import AdasumMode
 
 
 def strike(place):
@@ -46,17 +46,17 @@ def hold_or_fail(group):
     return problem
 
 
-_combined = Deltas._combined
+_combined = AdasumMode._combined
 
 
-def combined_or_fail(deltas, keeps_inputs):
+def combined_or_fail(mode, keeps_inputs):
     """The same of what Adasum has made."""
-    combined = _combined(deltas, keeps_inputs)
+    combined = _combined(mode, keeps_inputs)
     strike("holding")
     return combined
 
 
-Group.hold, Deltas._combined = hold_or_fail, combined_or_fail
+Group.hold, AdasumMode._combined = hold_or_fail, combined_or_fail
 torch.manual_seed(slot)  # the ranks begin with different parameters
 learner = Learner(os.environ["KIND"], strike, set(json.loads(os.environ.get("POISONED", "[]"))))
 if slot == 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from environments import PATHS, python_with, rank_environment
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120.0  # for what takes a second or two, on a busy machine

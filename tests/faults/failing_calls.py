@@ -228,8 +228,8 @@ def listen(ranks: list[Rank], deadline: float) -> bool:
 def serve() -> None:
     import numpy  # noqa: F401
 
-    import ringtrain.api
-    import ringtrain.start  # noqa: F401
+    import ringtrain._bootstrap.start
+    import ringtrain.api  # noqa: F401
 
     gc.freeze()  # what is there is not looked at again in each rank
     for line in sys.stdin:

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.openmpi,
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 90.0  # of a whole job, on a busy machine
 

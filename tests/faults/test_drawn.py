@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from drawn import program, setting
-from drawn.__main__ import AT_ONCE, is_broken, performed
+from drawn.__main__ import AT_ONCE, is_broken, main, performed
 from drawn.draw import pairs_of, plans, possible_pairs
 from drawn.expectation import expect
 from drawn.known import KNOWN, why_excused
@@ -23,7 +24,6 @@ from drawn.laws import LAWS, problems
 from drawn.outcome import Outcome
 from drawn.perform import DEEDS, Machine
 from drawn.plan import COMPANIES, DIMENSIONS, FAULTS, MOMENTS, PLAINEST, SURROUNDINGS, Plan, parse, why_impossible
-from worlds import LAUNCHED
 
 SEED = 3
 LONG_MINUTES = 60.0
@@ -31,7 +31,6 @@ PLANS_FOR_ALL_PAIRS = 320
 # Plans that broke a law once.
 CASES: list[str] = []
 PLANS = [*itertools.islice(plans(SEED), len(FAULTS)), *map(parse, CASES)]
-starts_jobs = pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")
 
 
 # ---- what is drawn ----
@@ -140,16 +139,23 @@ def complaint(plan: Plan, outcome: Outcome) -> str:
     )
 
 
-@starts_jobs
+def test_the_command_counts_what_no_job_has_had(capsys: pytest.CaptureFixture[str]) -> None:
+    """bin/faults, of few values, so that all their pairs are soon known."""
+    without = [value for listed in DIMENSIONS.values() for value in listed[2:]]
+    assert main(["--seed", "1", "--count", "0", *(f"--without={value}" for value in without)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"bin/faults: 0 jobs, 0 of them broke a law; [1-9]\d* pairs of values were in none", said)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_drawn_job_keeps_every_law(plan: Plan, outcomes: dict[Plan, Future], machine: Machine) -> None:
     if plan not in outcomes:
-        pytest.skip(f"this machine cannot do {', '.join(sorted(beyond(machine, plan)))}")
+        reasons = "; ".join(sorted({machine.lacks[value] for value in beyond(machine, plan)}))
+        pytest.skip(f"needs another machine: {reasons}")
     assert not (found := complaint(plan, outcomes[plan].result())), found
 
 
-@starts_jobs
 @pytest.mark.long
 @pytest.mark.timeout(LONG_MINUTES * 60 + 600)
 def test_an_hour_of_drawn_jobs(machine: Machine) -> None:

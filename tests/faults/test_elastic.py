@@ -17,19 +17,17 @@ import threading
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from environments import PATHS, python_with, rank_environment, transport_of
 from eventually import eventually
-from worlds import LAUNCHED
 
-from ringtrain.bench import hosts
+from benchmarks.jobs import Job
 from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
@@ -195,7 +193,8 @@ TORCH_PROGRAM = """
 
 def trained_without_a_world() -> str:
     """The last line of TORCH_PROGRAM, up to the learning rate, by torch alone."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     model = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.25)
@@ -241,6 +240,14 @@ def test_whatever_ends_a_rank(fault: str, job: Job) -> None:
     assert f"The rank in slot 1 of host 'localhost' {account}." in done.stderr and words in done.stderr
     without = sorted(each[:3] for each in worlds(done) if each[1] == 2)
     assert without in ([(0, 2, step), (2, 2, step)] for step in (10, 11))  # it may have done its share of a step before
+
+
+def test_a_rank_that_has_failed_and_does_not_end_is_killed(job: Job) -> None:
+    """It is stopped, or waits for ever in what it does at its exit; its slot gets a rank again only once it is gone."""
+    statement = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGSTOP); " + FAULTS["an exception"][0]
+    done = run(job, "--elastic", "-np", "2:3", "--notice-grace", "1", AT="10", SLOTS="1", FAULT=statement, JOINED="3")
+    assert_right(done, 3)
+    assert re.search(r"rank 1 \(host \S+\) has not ended within 1 s of its failure, and is killed\.", done.stderr)
 
 
 @pytest.mark.long
@@ -293,7 +300,7 @@ TWO_OPTIMIZERS = """
     sets = []
     state = hvd.elastic.TorchState(second=optimizers[1], first=optimizers[0], a=models[0], b=models[1], step=0)
     train(state)
-    print("end", state.step, [optimizer._mode.number for optimizer in optimizers], flush=True)
+    print("end", state.step, [optimizer._mode.order() for optimizer in optimizers], flush=True)
 """
 
 
@@ -377,6 +384,15 @@ def test_who_does_not_leave_is_ended(flags: tuple[str, ...], job: Job) -> None:
     number = 9 if flags else 15
     assert f"The rank in slot 1 of host 'localhost' was killed by signal {number}." in done.stderr
     assert ("has not left within 1 s of its notice, and is ended." in done.stderr) == bool(flags)
+
+
+@pytest.mark.long
+def test_a_rank_that_is_killed_when_it_has_left_is_not_said_to_come_again(job: Job) -> None:
+    statement = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGKILL); " + NOTICE
+    done = run(job, "--elastic", "-np", "1:3", AT="10", SLOTS="1", FAULT=statement)
+    assert_right(done, 2)
+    assert "when it had left on notice. Its slot stays empty." in done.stderr
+    assert "starts again" not in done.stderr and "is started there" not in done.stderr, done.stderr
 
 
 @pytest.mark.long
@@ -550,7 +566,7 @@ def test_a_joiner_with_another_option_is_given_up_until_it_has_the_same(job: Job
 
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["a rank is killed", "an agent is killed", "the network is cut"])
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_three_hosts(loss: str, network: Network, tmp_path: Path) -> None:
     """The ranks of the others go on, whatever is lost of one; where only a rank is, another one joins."""
     python = python_with("tcp")
@@ -639,7 +655,7 @@ class NamedHosts:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Path) -> None:
     """Nobody dies and no step is lost; a host that cannot be used, and a script that fails, are told once."""
     job = NamedHosts(
@@ -678,7 +694,7 @@ def test_hosts_come_and_go_as_a_script_names_them(network: Network, tmp_path: Pa
 
 
 @pytest.mark.long  # the decisions are tested in authority_test
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_the_only_host_waits_for_the_one_that_takes_its_place(network: Network, tmp_path: Path) -> None:
     """It leaves when that has its state, and not before: its check and its imports take seconds."""
     job = NamedHosts(network, tmp_path, "node-b:1\n", "-np", "1:1")
@@ -696,7 +712,7 @@ def test_a_world_of_one_waits_until_it_is_open(job: Job) -> None:
     """The launcher answers before this rank has opened the world; such a rank was once in a world that it had not."""
     program = """
         import time
-        from ringtrain.membership import Member
+        from ringtrain._bootstrap.membership import Member
 
         def hears_slowly(member, told, hear=Member._hear):
             hear(member, told)

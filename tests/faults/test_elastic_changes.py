@@ -7,14 +7,12 @@ import re
 
 import pytest
 from test_elastic_steps import KILL, LATER, TRAINING, ends, run
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 # The learning rate follows the number of ranks, by a factor that they agree on.
 FOLLOWING = """

@@ -11,14 +11,12 @@ import textwrap
 import pytest
 from environments import python_with, rank_environment, transport_of
 from test_elastic import command
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 90.0
 # Each slot does at its step what the environment says, as often as that says; a rank that comes again does what AGAIN says.
@@ -124,7 +122,6 @@ TORCH = """
 @pytest.mark.parametrize("flags", [(), ("--batch", "constant")], ids=["", "constant"])
 def test_ranks_that_draw_differently_are_told_in_the_first_step(flags: tuple[str, ...], job: Job) -> None:
     """And not when one of them waits for another that is through; in the same words on all."""
-    pytest.importorskip("torch")
     done = run(job, "2", *flags, program=TORCH, UNLIKE="1")
     raised = re.findall(r"^\[\d\] raised (\w+) (\d+) (.*)$", done.stdout, re.MULTILINE)
     assert done.returncode == 1 and len(raised) == 2, done.stdout + done.stderr
@@ -139,7 +136,6 @@ def test_ranks_that_draw_differently_are_told_in_the_first_step(flags: tuple[str
 @pytest.mark.long
 def test_a_loaders_worker_is_not_taken_for_another_rank(job: Job) -> None:
     """It asks for its rank, which only the process has that has called init()."""
-    pytest.importorskip("torch")
     done = run(job, "2", program=TORCH, ASKS="1")
     assert done.returncode == 1, done.stderr
     assert re.search(r"rank \d \(host \S+\) failed with exit code 1[.;]", done.stderr), done.stderr

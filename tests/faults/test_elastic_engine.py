@@ -20,14 +20,12 @@ import pytest
 import test_elastic_frameworks as arrays
 import test_elastic_steps as steps
 from engine import AGAIN, Engine
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 ARRAYS = Path(__file__).with_name("elastic_arrays.py")
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

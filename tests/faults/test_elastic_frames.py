@@ -6,21 +6,17 @@ changes the result.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
-    pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras"),
 ]
 SECONDS = 150.0
 FRAMES = {

@@ -6,7 +6,6 @@ steps of a job are taken once more by jobs of a fixed size, each from where the 
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
@@ -17,21 +16,17 @@ from pathlib import Path
 import fakes
 import pytest
 from environments import PATHS, python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 400.0
 STEPS = 24  # of two epochs
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 NUMPY = "elastic_arrays.py", {}
-_WITH_KERAS = importlib.util.find_spec("keras") is not None
-needs_keras = pytest.mark.skipif(not _WITH_KERAS, reason="needs keras")
 FRAMES = {
     "NumPy": NUMPY,
     "TensorFlow": ("elastic_tape.py", {"KERAS_BACKEND": "tensorflow"}),
@@ -39,10 +34,7 @@ FRAMES = {
     "Keras on TensorFlow": ("elastic_fit.py", {"KERAS_BACKEND": "tensorflow"}),
     "Keras on PyTorch": ("elastic_fit.py", {"KERAS_BACKEND": "torch"}),
 }
-every_frame = pytest.mark.parametrize(
-    "frame",
-    [pytest.param(frame, id=name, marks=[] if name == "NumPy" else needs_keras) for name, frame in FRAMES.items()],
-)
+every_frame = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 # Rank 2 loses the results of step 4 and has rank 1 killed, while rank 0 holds them.
 PART = {
@@ -185,7 +177,6 @@ def test_a_step_that_not_all_hold_is_done_again(frame: tuple[str, dict[str, str]
 
 
 @pytest.mark.long
-@needs_keras
 def test_a_step_of_adasum_in_tensorflow_is_done_again(job: Job, tmp_path: Path) -> None:
     """Of gradients, with a tape; the marks of the slots, which have nothing in common, add up."""
     program, own = FRAMES["TensorFlow"]
@@ -208,7 +199,7 @@ def test_a_release_before_all_are_whole_would_be_found(frame: tuple[str, dict[st
 @pytest.mark.long
 def test_inputs_that_are_not_kept_would_be_found(job: Job) -> None:
     """A planted fault: results overwrite the inputs, which then travel in the same step, with the mark of the lost rank."""
-    planted = "from ringtrain import operations; operations.grouped_allreduce = operations.grouped_allreduce_"
+    planted = "from ringtrain._runtime import operations; operations.grouped_allreduce = operations.grouped_allreduce_"
     done = run(job, NUMPY, "--elastic", "-np", "2:3", FAULTS=json.dumps(PART), PLANTED=planted)
     assert applied(done)[4] == [0, 1, 2]  # and not [0, 2], as in the test of a step that is done again
 

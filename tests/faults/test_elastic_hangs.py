@@ -11,14 +11,12 @@ from test_elastic_frameworks import NUMPY, STEPS, applied, ends
 from test_elastic_frameworks import run as run_frame
 from test_elastic_steps import LATER, TRAINING, run
 from test_elastic_steps import ends as ends_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 IMPATIENT = {"RINGTRAIN_STALL_ABORT_SECONDS": "3"}
 

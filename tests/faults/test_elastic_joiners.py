@@ -5,23 +5,19 @@ And in Keras what callbacks remember. Ranks that lack it would step otherwise th
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 
 import pytest
 import test_elastic_frameworks as frameworks
 from test_elastic_steps import KILL, ends, run
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
-needs_keras = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras")
 GROWING = """
     if folder.joinpath("struck-1-6").exists():  # the rank that comes again has wrapped an optimizer before, and dropped it
         another = torch.nn.Linear(1, 1)
@@ -84,7 +80,6 @@ def rates(text: str) -> dict[int, set[str]]:
     return found
 
 
-@needs_keras
 @pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "warmup", [{}, pytest.param({"WARMUP": "1"}, marks=pytest.mark.long)], ids=["plateau", "warmup"]
@@ -163,7 +158,7 @@ def test_a_joiner_that_crashes_at_each_start_costs_the_others_nothing(job: Job) 
 
 
 STOPS_AS_IT_JOINS = """
-from ringtrain.membership import Member
+from ringtrain._bootstrap.membership import Member
 
 def stop_before(self, form, connect=Member._connect):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -183,3 +178,22 @@ def test_a_rank_that_is_stopped_as_it_joins_is_left_out(job: Job) -> None:
     assert frameworks.applied(done) == [[0, 1, 2]] * 4 + [[0, 2]] * (frameworks.STEPS - 4)
     assert "slot 1 of host 'localhost' was evicted: it has not answered." in done.stderr, done.stderr
     assert "could not be connected" not in done.stderr, done.stderr
+
+
+STOPS_IN_ITS_WORLD = """
+def stop_before(self, settle=Transaction._settle):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    settle(self)
+
+if slot == 1 and (folder / "struck-1-4-begun").exists():
+    Transaction._settle = stop_before
+"""
+
+
+def test_a_rank_that_is_stopped_before_it_has_the_state_is_given_up_sooner_than_others(job: Job) -> None:
+    """Here others have five minutes."""
+    faults = json.dumps({"1/4/begun": KILL})
+    variables = {"PLANTED": STOPS_IN_ITS_WORLD, "JOINED": "3", "RINGTRAIN_DEAD_AFTER_SECONDS": "300"}
+    done = frameworks.run(job, frameworks.NUMPY, "--elastic", "-np", "2:3", FAULTS=faults, **variables)
+    assert frameworks.applied(done) == [[0, 1, 2]] * 4 + [[0, 2]] * (frameworks.STEPS - 4)
+    assert "slot 1 of host 'localhost' was evicted: it has not answered." in done.stderr, done.stderr

@@ -7,7 +7,6 @@ bits. In each job all copies of a row are compared at the end.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import re
@@ -18,16 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 from environments import PATHS, python_with, rank_environment, transport_of
-from worlds import LAUNCHED
+from test_elastic_tables import ends, plan_of
 
+from benchmarks.jobs import Job
 from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
-    pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras"),
 ]
 SCRIPT = Path(__file__).with_name("elastic_keras_tables.py")
 ROOT = SCRIPT.parents[2]
@@ -54,22 +51,6 @@ def run(job: Job, frame: str, *flags: str, ends_well: bool = True, **variables: 
     done = job.run(*line, seconds=SECONDS, env=environment)
     assert (done.returncode == 0) == ends_well, done.stdout + done.stderr[-6000:]
     return done
-
-
-def plan_of(done: subprocess.CompletedProcess, words: str = "applied") -> list[list[list[int]]]:
-    """By step and rank, the samples; each step once by each rank."""
-    steps: dict[int, dict[int, list[int]]] = {}
-    for line in re.findall(rf"^\[\d+\] (?:{words}) (.*)$", done.stdout, re.MULTILINE):
-        step, rank, *indices = map(int, line.split())
-        assert rank not in steps.setdefault(step, {}), f"step {step} twice on rank {rank}"
-        steps[step][rank] = indices
-    assert sorted(steps) == list(range(len(steps))), sorted(steps)
-    return [[by_rank[rank] for rank in sorted(by_rank)] for _, by_rank in sorted(steps.items())]
-
-
-def ends(done: subprocess.CompletedProcess) -> list[str]:
-    """The last word of each rank: steps and bits."""
-    return re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE)
 
 
 def replayed(job: Job, frame: str, plan: list[list[list[int]]], name: str = "plan", **variables: str) -> str:

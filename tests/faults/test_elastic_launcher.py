@@ -16,19 +16,17 @@ import threading
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from environments import PATHS, python_with, rank_environment, transport_of
 from test_elastic import PROGRAM, await_line, command
-from worlds import LAUNCHED
 
-from ringtrain.bench import hosts
+from benchmarks.jobs import Job
 from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 60.0
 # The end comes when the test says so; each step is told, with its time.
@@ -277,7 +275,7 @@ def begin_on_hosts(network: Network, folder: Path, *flags: str) -> Output:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_a_launcher_reaches_the_agents_of_other_hosts(network: Network, tmp_path: Path) -> None:
     """By ssh, as ever; a host that cannot be reached any more is lost, and the others go on."""
     first = begin_on_hosts(network, tmp_path)
@@ -308,7 +306,7 @@ def test_a_launcher_reaches_the_agents_of_other_hosts(network: Network, tmp_path
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seconds", [9.0, 25.0], ids=["its connection outlives that", "ssh gives up"])
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: Network, tmp_path: Path) -> None:
     """Its agent lives, and has ranks that nobody goes on with; another agent would find its place taken."""
     output = begin_on_hosts(network, tmp_path)
@@ -324,6 +322,27 @@ def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: Netwo
     print(f"{time.monotonic() - healed:.1f} s after its network it had ranks again")
     (tmp_path / "stop").touch()
     assert output.end() == 0, output.text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@needs.hosts
+def test_a_host_without_its_data_network_gets_ranks_once_a_check_passes(tmp_path: Path) -> None:
+    """Its ssh lives, so that ranks could be started there; each world that they join would fail."""
+    interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
+    with Network(interfaces, login_path="/nonexistent", links=2) as network:
+        output = begin_on_hosts(network, tmp_path, "--network-interfaces", "10.78.2.0/24")
+        network.unplug("node-c", link=2)
+        output.after("host 'node-c': the networks of the job must reach it")
+        output.after("tries it again later")
+        output.after("tries it again later", len(output.lines))
+        seen = len(output.lines)
+        network.plug_in("node-c", link=2)
+        output.after("world of 6: rank 5", seen)
+        (tmp_path / "stop").touch()
+        assert output.end() == 0, output.text()
+        cut = output.text().split("the networks of the job must reach it")[1]
+        assert "could not be connected" not in cut and cut.count("world of 4: rank 3") <= 1, output.text()
 
 
 def rank_in(job: Job, slot: int) -> int:

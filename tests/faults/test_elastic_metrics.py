@@ -7,15 +7,13 @@ import re
 
 import pytest
 from test_elastic_steps import KILL, LATER, ends, run
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.long,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 # Without an ElasticSampler: ranks join where an epoch ends. Each brings the slot that it has to the metric.
 PROGRAM = """

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 from test_elastic_steps import EPOCHS, KILL, LATER, SAMPLES, applied, ends, run
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(600),  # a run and up to three planned ones, on a busy machine
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 HALVES = """
     critic = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))

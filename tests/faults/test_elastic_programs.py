@@ -17,23 +17,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-from environments import PATHS, python_with, rank_environment, transport_of
-from worlds import LAUNCHED
-
-from ringtrain import sharding
-from ringtrain.bench import hosts
-from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
-from ringtrain.testing import World
-
-torch = pytest.importorskip("torch")
 import elastic_kinds
+import needs
+import pytest
+import torch
+from environments import PATHS, python_with, rank_environment, transport_of
+
+from benchmarks.jobs import Job
+from ringtrain._training import sharding
+from ringtrain.bench.hosts import Network
+from ringtrain.testing import World
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(600),  # on a busy machine
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("elastic_torch.py")
@@ -260,7 +257,7 @@ def test_a_death_between_two_backward_passes_of_a_step(slot: int, job: Job) -> N
     ],
     ids=" ".join,
 )
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_what_rounding_has_lost_between_hosts(strikes: dict[str, str], network: Network, tmp_path: Path) -> None:
     """In whatever world: once, or it is gone with its rank; but never twice."""
     done = run_on_hosts(network, tmp_path, "rounded", FAULTS=json.dumps(strikes))

@@ -16,18 +16,16 @@ from pathlib import Path
 import pytest
 from environments import python_with, rank_environment, transport_of
 from test_elastic_programs import KILL, SCRIPT, assert_as_planned, run, sizes
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 # SECOND is the slot that dies next, once and after the death in window 4, where a line of RECOVERY says.
 PLANTED = """
-from ringtrain.membership import Member
+from ringtrain._bootstrap.membership import Member
 import ringtrain.torch.elastic.transparent as states
 
 def die():

@@ -5,7 +5,6 @@ What a step changes tells which samples are in it, and what each weighs (elastic
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,20 +12,17 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
-from ringtrain import sharding
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
+from ringtrain._training import sharding
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 300.0
 EPOCHS, SAMPLES, BATCH, PLANNED = 2, 50, 2, 4
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-needs_keras = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs keras")
 NUMPY = {"FRAME": "numpy"}
 FRAMES = {
     "NumPy": NUMPY,
@@ -38,13 +34,7 @@ FRAMES = {
     "Keras on PyTorch": {"FRAME": "fit", "KERAS_BACKEND": "torch"},
     "Keras on PyTorch, loaders": {"FRAME": "fit", "KERAS_BACKEND": "torch", "LOADERS": "2"},
 }
-every_frame = pytest.mark.parametrize(
-    "frame",
-    [
-        pytest.param(frame, id=name, marks=[] if frame["FRAME"] == "numpy" else needs_keras)
-        for name, frame in FRAMES.items()
-    ],
-)
+every_frame = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 CONSTANT = "--batch", "constant"
 
@@ -163,8 +153,6 @@ def test_a_rank_that_joins_reads_what_is_left(flags: tuple[str, ...], frame: dic
     "frame", [FRAMES["TensorFlow"], FRAMES["Keras on TensorFlow"], NUMPY], ids=lambda each: each["FRAME"]
 )
 def test_without_elastic_and_alone_it_runs_too(frame: dict[str, str], job: Job) -> None:
-    if frame is not NUMPY and importlib.util.find_spec("keras") is None:
-        pytest.skip("needs keras")
     python, script = python_with("tcp"), Path(__file__).with_name("elastic_samples.py")
     numbers = {"SAMPLES": str(SAMPLES), "EPOCHS": str(EPOCHS), "BATCH": str(BATCH)}
     environment = rank_environment(**{**QUIET, **numbers, **frame})
@@ -176,7 +164,6 @@ def test_without_elastic_and_alone_it_runs_too(frame: dict[str, str], job: Job) 
 
 
 @pytest.mark.long
-@needs_keras
 def test_a_sum_of_passes_is_weighed_as_a_whole(job: Job) -> None:
     """Two batches make an update; a rank that dies between them takes its shares along, and they are dealt again."""
     frame = {**FRAMES["Keras on TensorFlow"], "PASSES": "2", "SAMPLES": "48"}
@@ -185,7 +172,6 @@ def test_a_sum_of_passes_is_weighed_as_a_whole(job: Job) -> None:
 
 
 @pytest.mark.long
-@needs_keras
 def test_sums_of_gradients_are_refused_by_name(job: Job) -> None:
     said = run(job, {"FRAME": "tape", "OP": "Sum"}, *CONSTANT, code=1)
     assert "with --batch constant gradients must be averaged, weighed by samples" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -10,14 +9,12 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 200.0
 STEPS = 16
@@ -53,13 +50,9 @@ def said(done: subprocess.CompletedProcess) -> dict[int, dict[int, list[str]]]:
 WHOLE = {0: ["3", "5", "5", "0"], 1: ["3", "0", "0", "2"], 2: ["0", "5", "5", "0"]}
 
 
-def with_framework(name: str) -> object:
-    """A case of a long run, where the framework is there."""
-    absent = pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
-    return pytest.param(name, marks=[pytest.mark.long, absent])
-
-
-@pytest.mark.parametrize("framework", ["numpy", with_framework("torch"), with_framework("tensorflow")])
+@pytest.mark.parametrize(
+    "framework", ["numpy", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "tensorflow"))]
+)
 def test_sets_go_on_without_a_rank_and_with_another(framework: str, job: Job) -> None:
     """Slot 1 dies within the sum of the set that it has with slot 0, which is lost; that of slots 0 and 2 is not.
 

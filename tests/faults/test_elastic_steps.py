@@ -21,14 +21,12 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 90.0
 EPOCHS = 2
@@ -41,7 +39,7 @@ PROGRAM = """
     from pathlib import Path
     import torch
     import ringtrain.torch as hvd
-    from ringtrain import membership
+    from ringtrain._bootstrap import membership
     from ringtrain.elastic.transaction import Transaction
     from ringtrain.errors import PeerLostError
     from ringtrain.torch.bursts import Bursts
@@ -422,7 +420,8 @@ RANDOM = """
 
 def trained_alone(steps: int) -> str:
     """The end of RANDOM, by torch alone."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     model = torch.nn.Sequential(torch.nn.Linear(1, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     for parameter in model.parameters():
         torch.nn.init.constant_(parameter, 0.25)

@@ -19,17 +19,15 @@ import pytest
 import torch
 from elastic_tables import COMMITS, EPOCHS, SAMPLES, Data, Learner, digest, samples_of
 from environments import python_with, rank_environment, transport_of
-from worlds import LAUNCHED
 
 import ringtrain.torch as hvd
+from benchmarks.jobs import Job
 from ringtrain.bench.hosts import Network
-from ringtrain.bench.jobs import Job
 from ringtrain.testing import World
 
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 torch.set_num_threads(1)
 SCRIPT = Path(elastic_tables.__file__)

@@ -21,11 +21,10 @@ import pytest
 import ringtrain._core as core
 from environments import rank_environment
 from failing_calls import Server, preloadable
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")]
+pytestmark = [pytest.mark.timeout(600)]
 SEED = 5
 SERVERS = 3
 LAYOUTS = ["", "1+1"]  # shared memory, TCP

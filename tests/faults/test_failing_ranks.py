@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 
 # How rank 1 ends while the others go on.

@@ -2,12 +2,11 @@
 
 import pytest
 from environments import python_with
-from worlds import LAUNCHED
 
-from ringtrain.bench import faults
-from ringtrain.bench.jobs import Job
+from benchmarks import faults
+from benchmarks.jobs import Job
 
-pytestmark = [pytest.mark.openmpi, pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")]
+pytestmark = [pytest.mark.openmpi]
 
 
 @pytest.mark.timeout(300)
@@ -26,5 +25,5 @@ def test_a_fault_is_measured_against_its_promise(promised: float, kept: bool, mo
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_promise_is_kept_twenty_times(job: Job) -> None:
-    done = job.run(python_with("openmpi"), "-m", "ringtrain.bench", "faults", "--runs", "20", seconds=3500)
+    done = job.run(python_with("openmpi"), "-m", "benchmarks", "faults", "--runs", "20", seconds=3500)
     assert done.returncode == 0 and done.stdout.count("yes |") == len(faults.FAULTS), done

@@ -5,11 +5,9 @@ import textwrap
 
 import pytest
 from environments import EACH_STARTER, python_with, rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 
 RANK = """

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 from environments import python_with, rank_environment, ringtrainrun, transport_of
-from worlds import LAUNCHED
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 from ringtrain.launch.agent import processes
 
 pytestmark = [
     pytest.mark.timeout(180),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 90.0
 
@@ -97,7 +95,6 @@ def test_two_jobs_at_once_know_nothing_of_each_other(watch: Callable[..., Job]) 
 
 @pytest.mark.openmpi
 def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
-    pytest.importorskip("torch")
     launcher = start(
         job,
         "openmpi",
@@ -123,7 +120,6 @@ def test_workers_of_a_data_loader_end_with_their_killed_rank(job: Job) -> None:
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"])
 def test_what_killed_workers_listen_on_goes_with_them(end: str, job: Job) -> None:
     """Sockets of multiprocessing in the folder for temporary files, one folder for each worker of a loader."""
-    pytest.importorskip("torch")
     program = f"""
         import os, signal, torch
         workers = iter(torch.utils.data.DataLoader(range(10**9), num_workers=2))

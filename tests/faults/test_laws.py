@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from drawn import fake_launcher
-from drawn.laws import LAWS, problems
+from drawn.laws import LAWS, problems, same_text
 from drawn.outcome import Heard, Outcome
 from drawn.perform import WITH_HOSTS, Machine
 from drawn.plan import Plan, parse
-from worlds import LAUNCHED
 
 FAKE = Path(fake_launcher.__file__)
 KILLED, FINE = parse("fault=kill layout=3 victim=1"), parse("fault=none layout=3")
@@ -61,7 +60,6 @@ def test_there_is_a_vice_against_each_law() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")
 @pytest.mark.parametrize("vice", VICES)
 def test_a_launcher_with_a_vice_is_found_out(vice: str, outcomes: dict[str, Future]) -> None:
     plan, law = VICES[vice]
@@ -106,6 +104,16 @@ def test_what_is_as_it_should_be_breaks_no_law() -> None:
 )
 def test_what_is_wrong_breaks_its_law(plan: Plan, outcome: Outcome, law: str) -> None:
     assert law in problems(plan, outcome)
+
+
+TOGETHER = "ranks 0, 2, 3 on host 'a': expected them to live until shutdown() but their processes have ended."
+
+
+@pytest.mark.parametrize("victim, is_named", [(0, True), (1, False), (3, True)])
+def test_a_rank_may_be_named_beside_those_that_ended_with_it(victim: int, is_named: bool) -> None:
+    told = {rank: replace(LOST, text=TOGETHER) for rank in range(4) if rank != victim}
+    plan = parse(f"fault=kill layout=4 victim={victim}")
+    assert bool(same_text(plan, replace(ENDED, heard=told))) != is_named
 
 
 def test_a_busy_machine_is_allowed_for() -> None:

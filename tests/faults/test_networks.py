@@ -12,17 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from environments import PATHS, rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
-from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
-    pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
+    needs.hosts,
 ]
 OPENMPI_OR_TCP = pytest.mark.parametrize(
     "mpi",
@@ -140,7 +138,9 @@ def test_connections_that_are_reset_end_the_job(start, network: Network, tmp_pat
     launcher = start(dead_after=3)
     killed = network["node-b"].run("ss", "-K", "-t", "dst", network["node-a"].address)
     if killed.returncode != 0 or killed.stdout.count("ESTAB") == 0:
-        pytest.skip(f"this kernel resets no connections: {killed.stderr.strip()}")
+        pytest.skip(
+            f"needs a kernel built with CONFIG_INET_DIAG_DESTROY, to reset connections: {killed.stderr.strip()}"
+        )
     assert launcher.wait(SECONDS) != 0
 
 

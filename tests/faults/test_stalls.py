@@ -5,24 +5,23 @@ import textwrap
 
 import pytest
 from environments import rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.openmpi,
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 
 # PyDLL keeps the GIL, so no Python thread of the busy rank can answer. Unannounced, it is busy until the other one has
 # given up. The one that computes is rank 0, which has to report the stall itself, and to show where it is; should it
 # not, it computes for a minute more.
 RANK = """
-    import ctypes, contextlib, logging, os, sys, time, numpy as np, ringtrain as rt, ringtrain.reports
+    import ctypes, contextlib, logging, os, sys, time, numpy as np, ringtrain as rt
+    from ringtrain._runtime import reports as asked
     announces, computes, given_up = sys.argv[1] == "announced", sys.argv[1] == "computing", sys.argv[2]
     busy = 0 if computes else 1
-    reports, stacks, write_stacks = [], [], rt.reports.write_stacks
+    reports, stacks, write_stacks = [], [], asked.write_stacks
     logging.getLogger("ringtrain").addFilter(lambda record: reports.append(record) or True)
-    rt.reports.write_stacks = lambda: stacks.append(write_stacks())
+    asked.write_stacks = lambda: stacks.append(write_stacks())
 
     def hold_the_gil(seconds):
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))

@@ -62,10 +62,10 @@ rule link
 def what_is_missing() -> str:
     """Why the fuzzers cannot be built here; "" if they can."""
     if not shutil.which(COMPILER):
-        return f"not run: {COMPILER} is not installed (Debian's clang and libclang-rt-dev)"
+        return f"needs {COMPILER}: apt-get install clang libclang-rt-dev"
     resources = subprocess.run([COMPILER, "--print-resource-dir"], stdout=subprocess.PIPE, text=True, check=True)
     if not any(Path(resources.stdout.strip()).rglob("libclang_rt.fuzzer*.a")):
-        return f"not run: {COMPILER} has no libFuzzer (Debian's libclang-rt-dev)"
+        return f"needs the libFuzzer of {COMPILER}: apt-get install libclang-rt-dev"
     return ""
 
 

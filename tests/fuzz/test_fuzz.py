@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -47,7 +48,7 @@ SHARED_PLANTS = [
 ]
 
 pytestmark = pytest.mark.timeout(1200)  # the first test builds
-needs_libfuzzer = pytest.mark.skipif(bool(fuzzers.what_is_missing()), reason=fuzzers.what_is_missing() or "-")
+needs_libfuzzer = needs.packages(fuzzers.what_is_missing())
 
 
 def fuzz(program: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:

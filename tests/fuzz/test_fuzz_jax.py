@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
-from worlds import LAUNCHED
 
-jax = pytest.importorskip("jax")
-pytest.importorskip("optax")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import jax_script, with_jax
 from training.jax_script import SCRIPTS, Script
@@ -21,7 +19,7 @@ from training.with_jax import FUZZER
 from ringtrain.jax import gathering, watching
 from ringtrain.jax.accumulation import Accumulation
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
+pytestmark = [pytest.mark.timeout(600)]
 
 SEEDS, LONG_SEEDS = 12, 3000
 

@@ -1,7 +1,8 @@
 """Drawn scripts of Keras end on ranks as in one process; `python -m training keras` in this folder goes on.
 
 Keras has one backend in each process: here that of the other tests. On PyTorch, where a script takes a fifth of the time, each run has
-some in torch_keras_run.py, and a long one this file, with planted faults, which no other process collects.
+some in torch_keras_run.py, and a long one this file, with planted faults, which no process on TensorFlow collects. On JAX each run has
+some in jax_keras_run.py, and a long one this file.
 """
 
 from __future__ import annotations
@@ -15,32 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import LAUNCHED
 
-keras = pytest.importorskip("keras")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import keras_script, with_keras
 from training.keras_script import SCRIPTS, Script, Turn
 from training.shrinking import shrunk
-from training.with_keras import FUZZER, ON_TENSORFLOW
+from training.with_keras import FUZZER, LANGUAGE, ON_JAX, ON_TENSORFLOW
 
-from ringtrain.gradients.agreement import Agreement
+from ringtrain._training.agreement import Agreement
 from ringtrain.keras import optimizer
 from ringtrain.keras.backends import backend
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.callbacks.start import StartHooks
-from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.stepping import Stepping
+from ringtrain.keras.watching import StepWatch
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
+pytestmark = [pytest.mark.timeout(600)]
 
 # A turn takes some 2 seconds of a core on TensorFlow.
-SEEDS, LONG_SEEDS = (3, 1000) if ON_TENSORFLOW else (20, 5000)
+SEEDS, LONG_SEEDS = (3, 1000) if ON_TENSORFLOW or ON_JAX else (20, 5000)
 
 
-def on_pytorch(test: Callable[..., None]) -> Callable[..., None] | None:
-    """A test of processes with Keras on PyTorch alone; others do not collect it."""
+def not_on_tensorflow(test: Callable[..., None]) -> Callable[..., None] | None:
+    """A test of processes with Keras on PyTorch or JAX; others do not collect it."""
     return None if ON_TENSORFLOW else test
+
+
+def not_on_jax(test: Callable[..., None]) -> Callable[..., None] | None:
+    """A test of what there is not on JAX."""
+    return None if ON_JAX else test
 
 
 def on_tensorflow(test: Callable[..., None]) -> Callable[..., None] | None:
@@ -49,7 +53,7 @@ def on_tensorflow(test: Callable[..., None]) -> Callable[..., None] | None:
 
 
 def test_scripts_end_as_in_one_process() -> None:
-    seeds = [seed for seed in range(100) if not ON_TENSORFLOW or len(SCRIPTS.drawn(seed).turns) == 1]
+    seeds = [seed for seed in range(100) if not (ON_TENSORFLOW or ON_JAX) or len(LANGUAGE.drawn(seed).turns) == 1]
     FUZZER.hold(seeds[:SEEDS])
 
 
@@ -61,6 +65,7 @@ def test_sums_of_passes_that_come_late_are_applied_once() -> None:
     )
 
 
+@not_on_jax
 def test_rows_of_a_sharded_table_change_at_once_where_the_rest_is_late() -> None:
     """Seed 1040015, made small, and one whose last gradients are not applied."""
     for turn in (Turn(validates=True), Turn(does="batches", steps=2)):
@@ -115,17 +120,17 @@ def test_many_scripts_end_as_in_one_process() -> None:
 @on_tensorflow
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("which", ["not long", "long"])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.long
-def test_pytorch_below_keras(which: str) -> None:
-    pytest.importorskip("torch")
+def test_other_frameworks_below_keras(framework: str, which: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, __file__]
-    done = subprocess.run(command, env=dict(os.environ, KERAS_BACKEND="torch"), capture_output=True, text=True)
+    done = subprocess.run(command, env=dict(os.environ, KERAS_BACKEND=framework), capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-20000:] + done.stderr
 
 
 def seeds_of(needs: Callable[[Script], Any], count: int = 3) -> list[int]:
     """The first seeds of short scripts that have what a fault needs."""
-    short = (seed for seed in range(3000) if len((script := SCRIPTS.drawn(seed)).turns) < 3 and needs(script))
+    short = (seed for seed in range(3000) if len((script := LANGUAGE.drawn(seed)).turns) < 3 and needs(script))
     return [next(short) for _ in range(count)]
 
 
@@ -151,23 +156,27 @@ PLANTS = {
         optimizer, "reduction_of", lambda _: None, lambda s: s.scales == "around" and fits(s),
     ),
     "rates are not compared": (Stepping, "rate", lambda _: None, lambda s: s.mistake == "rate"),
-    "weights are not compared": (KerasReducer, "compare_now", lambda *_, **__: None, lambda s: s.mistake == "weights"),
+    "weights are not compared": (StepWatch, "compare_now", lambda *_, **__: None, lambda s: s.mistake == "weights"),
 }  # fmt: skip
 
+OF_GRADIENTS_THAT_ARE_NONE = ("a gradient that only other ranks have stays None",)  # JAX makes zeros of them
 
-@on_pytorch
+
+@not_on_tensorflow
 @pytest.mark.long
 @pytest.mark.parametrize("fault", PLANTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ON_JAX and fault in OF_GRADIENTS_THAT_ARE_NONE:
+        return
     owner, name, instead, needs = PLANTS[fault]
     seeds = seeds_of(needs)
-    assert not FUZZER.verdict(SCRIPTS.drawn(seeds[0]))
+    assert not FUZZER.verdict(LANGUAGE.drawn(seeds[0]))
     monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(with_keras, "STALL_SECONDS", 2.0)
     assert FUZZER.finds_something(seeds)
 
 
-@on_pytorch
+@not_on_tensorflow
 @pytest.mark.long
 def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sum that is taken for an average one turn is left."""
@@ -175,7 +184,7 @@ def test_a_script_is_made_as_small_as_its_fault_allows(monkeypatch: pytest.Monke
     large = Script(
         turns=(Turn(steps=2, weights="sample"), Turn(does="batches")), op="sum", model="sequential", regularizes=True
     )
-    small, told = shrunk(large, FUZZER.verdict, SCRIPTS.smaller)
+    small, told = shrunk(large, FUZZER.verdict, LANGUAGE.smaller)
     assert told.startswith("wrong") and small == Script(turns=(Turn(),), op="sum")
 
 

@@ -8,9 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from worlds import LAUNCHED
 
-pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 from training import torch_script, with_torch
 from training.torch_script import SCRIPTS, Pass, Script, Turn
@@ -21,7 +19,7 @@ from ringtrain.torch.modes.sharded_gradients import SentGradient, SentGradients
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.step import Step
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(LAUNCHED, reason="makes worlds of its own")]
+pytestmark = [pytest.mark.timeout(600)]
 
 SEEDS, LONG_SEEDS = 200, 20000
 PARTS = 4

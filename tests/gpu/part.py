@@ -22,7 +22,7 @@ from fakes.array import FakeDeviceArray as DeviceArray
 
 import ringtrain as rt
 from gpu import collectives, kernels, machine
-from ringtrain import launcher
+from ringtrain._rendezvous import launcher
 from ringtrain.testing import World
 
 
@@ -415,13 +415,14 @@ def dying() -> None:
     """A rank of the job of ``killed``."""
     plane = os.environ["GPU_CHECK_PLANE"]
     rt.init(gpu_plane=plane, nccl_multi_rank=int(plane == "nccl"))
-    for _ in range(3):
-        collectives.seconds_of_allreduce(1, 1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher asks it to end two seconds after the other's death
-    begin = time.monotonic()
-    if rt.rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    array, begin = DeviceArray(np.zeros(1 << 20, "float32")), time.monotonic()
     try:
+        for _ in range(3):  # the last of which rank 1 may have ended, and be dead, while rank 0 is at it
+            collectives.seconds_of_allreduce(1, 1)
+        if rt.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begin = time.monotonic()
         while time.monotonic() < begin + 60:
             array = DeviceArray(np.zeros(1 << 20, "float32"))
             rt.allreduce_(array, "under way", rt.Sum)

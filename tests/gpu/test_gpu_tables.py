@@ -42,9 +42,9 @@ def wheel_of(package: str, version: str, folder: Path) -> zipfile.ZipFile:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=SECONDS_FOR_A_WHEEL
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"the wheel of {package} {version} takes longer than {SECONDS_FOR_A_WHEEL} s to arrive")
+        pytest.skip(f"needs an index that sends the wheel of {package} {version} within {SECONDS_FOR_A_WHEEL} s")
     if done.returncode != 0:
-        pytest.skip(f"no wheel of {package} {version}: {done.stdout.strip()[-300:]}")
+        pytest.skip(f"needs an index with a wheel of {package} {version}: {done.stdout.strip()[-300:]}")
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 

@@ -46,7 +46,7 @@ def test_the_library_holds_the_text_with_a_0_behind_it(kernels, capability):
 
 def test_a_build_knows_which_files_the_assembler_takes_in():
     """No compiler says so: with a file missing here a new text would not get into the library."""
-    package = runpy.run_path(str(ROOT / "ringtrain" / "_build.py"))
+    package = runpy.run_path(str(ROOT / "ringtrain" / "_binding" / "_build.py"))
     taken_in = {source: package["taken_in"](source) for source in package["sources"]()}
     found = {source: files for source, files in taken_in.items() if files}
     assert found == {"native/device/ptx.cc": sorted(str(path.relative_to(ROOT)) for path in DEVICE.glob("*.ptx"))}
@@ -79,7 +79,7 @@ def test_text_is_what_nvcc_writes(kernels, capability):
     """The same, byte for byte, by the same release; by another one it must at least compile and assemble."""
     nvcc = generator.find_nvcc()
     if nvcc is None:
-        pytest.skip("no nvcc on PATH, in CUDA_HOME or among Python's packages")
+        pytest.skip("needs nvcc on PATH, in CUDA_HOME or among Python's packages: pip install nvidia-cuda-nvcc")
     text = text_for(kernels, capability)
     generated = generator.generate(nvcc, kernels, capability)
     if f"with nvcc {generator.release_of(nvcc)} from" in text:

@@ -16,7 +16,7 @@ from fakes.array import FakeDeviceArray
 
 import ringtrain as rt
 from gpu import machine
-from ringtrain.context import current
+from ringtrain._runtime.context import current
 from ringtrain.testing import World
 from ringtrain.torch import functions, tensors
 

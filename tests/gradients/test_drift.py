@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain import checks
+from ringtrain._training import differences, drift, rounds
+from ringtrain._training.adapter import checks
+from ringtrain._training.differences import Differences
+from ringtrain._training.drift import Replica, Told, Words
+from ringtrain._training.rounds import Said
+from ringtrain._training.session import Session
 from ringtrain.errors import MismatchError
-from ringtrain.gradients import differences, drift, rounds
-from ringtrain.gradients.differences import Differences
-from ringtrain.gradients.drift import Replica, Told, Words
-from ringtrain.gradients.rounds import Said
-from ringtrain.gradients.session import Session
 from ringtrain.testing import World
 
 CALLED = Words("broadcast_all()")

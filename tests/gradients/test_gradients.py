@@ -4,11 +4,11 @@ the agreement itself."""
 import pytest
 
 import ringtrain as rt
-from ringtrain.errors import InvalidArgumentError, MismatchError, TimeoutError
-from ringtrain.gradients import arguments, differences, grouping, rounds
-from ringtrain.gradients.agreement import Agreement
-from ringtrain.gradients.plan import STEADY_STEPS, SteadySteps, assigned
-from ringtrain.gradients.presence import (
+from ringtrain._runtime.context import current
+from ringtrain._training import arguments, differences, grouping, rounds
+from ringtrain._training.agreement import Agreement
+from ringtrain._training.plan import STEADY_STEPS, SteadySteps, assigned
+from ringtrain._training.presence import (
     DENSE,
     MISSING,
     SETTLED,
@@ -19,8 +19,9 @@ from ringtrain.gradients.presence import (
     nobodys,
     zeros_needed,
 )
-from ringtrain.gradients.rounds import Rounds, Said, Stage
-from ringtrain.gradients.session import Session
+from ringtrain._training.rounds import Rounds, Said, Stage
+from ringtrain._training.session import Session
+from ringtrain.errors import InvalidArgumentError, MismatchError, TimeoutError
 from ringtrain.testing import World
 
 
@@ -88,7 +89,7 @@ def test_the_rule_for_missing_gradients():
 def test_an_agreement_fills_what_others_have(two):
     def body(rank):
         own = bytes([DENSE, MISSING, MISSING] if rank == 0 else [DENSE, SPARSE_64, MISSING])
-        agreement = Agreement(rt.context.current(), 0, "used", own, "Do more.")
+        agreement = Agreement(current(), 0, "used", own, "Do more.")
         return agreement.complete(["a", None if rank == 0 else "b", None], own, lambda place, code: (place, code))
 
     assert two.run(body) == [["a", (1, SPARSE_64), None], ["a", "b", None]]
@@ -96,7 +97,7 @@ def test_an_agreement_fills_what_others_have(two):
 
 def test_ranks_with_different_numbers_of_gradients(two):
     def body(rank):
-        agreement = Agreement(rt.context.current(), 0, "used", bytes(2 + rank), "Do more.")
+        agreement = Agreement(current(), 0, "used", bytes(2 + rank), "Do more.")
         with pytest.raises(MismatchError, match="allreduce 'used': shape must be the same on all ranks"):
             agreement.agreed()
 
@@ -107,7 +108,7 @@ def test_who_is_given_up_is_told_with_advice():
     def body(rank):
         if rank == 0:
             with pytest.raises(TimeoutError, match=r"given up after .* Do more\.$"):
-                Agreement(rt.context.current(), 0, "used", b"1", "Do more.").agreed()
+                Agreement(current(), 0, "used", b"1", "Do more.").agreed()
 
     with World(2, stall_warning_seconds=0.5, stall_abort_seconds=1) as world:
         world.run(body)

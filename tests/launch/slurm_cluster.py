@@ -45,7 +45,7 @@ def missing() -> str:
     """What stands in the way of a cluster here, besides what hosts need; "" if nothing does."""
     absent = [program for program in PROGRAMS if not find_program(program)]
     absent += [] if glob.glob(PMIX) else [PMIX]
-    return f"Slurm is not installed: no {' '.join(absent)}" if absent else ""
+    return f"needs Slurm, of which {' '.join(absent)} is not here: bin/test --long installs it" if absent else ""
 
 
 class Cluster:

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import pytest
 
-from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+pytestmark = needs.hosts
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,14 @@ import subprocess
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from environments import python_with, rank_environment
 
 from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 
-pytestmark = [pytest.mark.tcp, pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())]
+pytestmark = [pytest.mark.tcp, needs.hosts]
 PATIENCE = 150.0
 ROOT = Path(__file__).parents[2]
 # Says where it ran, in which world, and the sum of the ranks' numbers.

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from ringtrain.launch import cli, mpich, openmpi, srun
+from ringtrain.launch import cli, mpich, openmpi, planning, srun
 from ringtrain.launch.agent.command import threads_per_rank
 from ringtrain.launch.agent.facts import visible_gpus
 from ringtrain.launch.agent.segments import segments_of
@@ -31,6 +31,7 @@ from ringtrain.launch.hosts import (
     place,
 )
 from ringtrain.launch.job import command_line
+from ringtrain.launch.log import Text
 from ringtrain.launch.mpi import Installation, LaunchError, find_program
 from ringtrain.launch.output import RankFiles, RankStream, Terminal, last_state, last_traceback, private_folder
 from ringtrain.launch.plan import Plan, forwarded
@@ -310,13 +311,13 @@ def parsed(*arguments: str) -> dict:
 
 
 def planned(*arguments: str, **environment: str) -> Plan:
-    return cli.make_plan(parsed(*arguments), environment)
+    return planning.make_plan(parsed(*arguments), environment)
 
 
 def test_options_after_the_command_are_the_commands() -> None:
     given = parsed("-np", "2", "python", "-u", "t.py", "-np", "9", "--verbose")
     assert given["ranks"] == (2, 2) and not given["verbose"]
-    assert cli.make_plan(given, {}).command == ["python", "-u", "t.py", "-np", "9", "--verbose"]
+    assert planning.make_plan(given, {}).command == ["python", "-u", "t.py", "-np", "9", "--verbose"]
     assert planned("-np", "2", "--", "--odd-name").command == ["--odd-name"]
 
 
@@ -409,7 +410,7 @@ def test_flags_win_over_the_configuration_file_and_x_over_all(tmp_path) -> None:
         ]
         == "b"
     )
-    assert "params.cycle_time_ms" in "".join(cli.idle_flags(parsed(*arguments, "true")))
+    assert "params.cycle_time_ms" in "".join(planning.idle_flags(parsed(*arguments, "true")))
 
 
 @pytest.mark.parametrize(
@@ -438,7 +439,7 @@ def test_keys_that_horovod_passes_over_are_named_in_one_line(tmp_path) -> None:
     )
     arguments = ("-np", "1", "--config-file", str(config), "true")
     assert planned(*arguments).settings == {"RINGTRAIN_CACHE_CAPACITY": "5"}
-    idle, unknown = cli.idle_flags(parsed(*arguments))
+    idle, unknown = planning.idle_flags(parsed(*arguments))
     assert idle.startswith("params.cycle_time_ms, library_options.mpi_threads_disable in ")
     assert unknown.startswith("params.cache_capazity, no_such, library_options.mlsl_bgt_affinity in ")
     assert "ignored" in unknown and unknown.endswith(" Nearest to them: params.cache_capacity.")
@@ -451,7 +452,7 @@ def test_the_controller_of_a_configuration_file_is_that_of_the_flag(controller: 
     assert planned(*arguments, "true").by_mpirun is asks
     for flags in (("--gloo",), ("--transport", "tcp"), ("--elastic",)):
         assert not planned(*arguments, *flags, "true").by_mpirun, flags
-    said = cli.idle_flags(parsed(*arguments, "true"))
+    said = planning.idle_flags(parsed(*arguments, "true"))
     assert said == ([] if asks else [f"controller gloo in {tmp_path}/run.yaml: accepted, but without effect here."])
 
 
@@ -481,14 +482,14 @@ def test_flags_without_effect_are_accepted_and_named_in_one_line() -> None:
     words = [
         word for name, values in zip(names, WITHOUT_EFFECT.values(), strict=True) for word in (name, *["3"] * values)
     ]
-    assert cli.idle_flags(parsed("-np", "1", *words, "true")) == [
+    assert planning.idle_flags(parsed("-np", "1", *words, "true")) == [
         f"{', '.join(names)}: accepted, but without effect here."
     ]
     given = parsed("-np", "1", "--no-autotune", "--reset-limit", "3", "true")
-    assert cli.idle_flags(given) == ["--autotune, --reset-limit: accepted, but without effect here."]
+    assert planning.idle_flags(given) == ["--autotune, --reset-limit: accepted, but without effect here."]
     given = parsed("-np", "1", "--reset-limit", "3", "true")
-    assert cli.idle_flags(given) == ["--reset-limit without --elastic: accepted, but without effect here."]
-    assert cli.idle_flags(parsed("-np", "1", "true")) == []
+    assert planning.idle_flags(given) == ["--reset-limit without --elastic: accepted, but without effect here."]
+    assert planning.idle_flags(parsed("-np", "1", "true")) == []
 
 
 def test_values_of_x_are_not_shown(capfd) -> None:
@@ -608,6 +609,15 @@ def test_messages_are_cut_for_several_networks_which_the_daemons_need_not_use() 
     assert two["OMPI_MCA_btl_tcp_if_include"] == "10.0.0.0/24,10.9.0.0/24"
     assert int(two["OMPI_MCA_btl_tcp_eager_limit"]) < 1 << 20 <= int(one["OMPI_MCA_btl_tcp_eager_limit"])
     assert two["PRTE_MCA_prte_if_include"] == one["PRTE_MCA_prte_if_include"] == "10.0.0.0/24"
+
+
+def test_ucx_is_told_how_many_networks_there_are() -> None:
+    plan = planned("-np", "2", "-H", "localhost:1,node-b:1", "true")
+    rails = [
+        mpich.environment(plan, [f"10.{number}.0.0/24" for number in range(count)]).get("UCX_MAX_EAGER_RAILS")
+        for count in (0, 1, 2, 17)
+    ]
+    assert rails == [None, None, "2", "16"]
 
 
 LIKE_HERE = {
@@ -806,7 +816,7 @@ def test_time_is_before_each_line(tmp_path) -> None:
     """Also before the launcher's own, and in the files of ranks, however their lines arrive."""
     screen, files = Screen(False), RankFiles(str(tmp_path), 4)
     terminal = Terminal(screen, screen)
-    terminal.shows_time = True
+    terminal.take_form(Text(), shows_time=True)
     RankStream(terminal, 1, 3).feed(b"line\n")
     terminal.say("said\nmore")
     stream = RankStream(terminal, 1, 3, files.file(3, 1))

@@ -1,7 +1,11 @@
 """What an agent tells the launcher, among what others write to the same connection, and how its own faults are told."""
 
 import os
+import selectors
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +14,12 @@ import pytest
 
 from ringtrain.launch import reach
 from ringtrain.launch.agent import __main__ as program
-from ringtrain.launch.agent import listener
+from ringtrain.launch.agent import connections, listener
 from ringtrain.launch.agent.children import Children
+from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.link import LauncherGoneError, framed
 from ringtrain.launch.hosts import Host
+from ringtrain.launch.job import Job
 from ringtrain.launch.reach import EDITION, MARK, Agent, HostError
 from ringtrain.launch.shells import Ssh
 
@@ -145,6 +151,29 @@ def test_of_one_that_is_lost_nothing_is_kept(agent_of):
     assert len(os.listdir("/proc/self/fd")) == before and agent.process.returncode is not None
 
 
+def test_an_agents_pipe_is_closed_while_no_thread_writes(agent_of, monkeypatch):
+    """A descriptor with its number might be another file's by then."""
+    held, agent = [], agent_of("def run():\n    pass")
+    lock = agent._sending
+    agent.stdin = SimpleNamespace(fileno=agent.stdin.fileno, close=lambda: held.append(lock.locked()))
+    agent._has_started = True
+    monkeypatch.setattr(os, "write", lambda _number, data: held.append(lock.locked()) or len(data))
+    agent.send({"do": "beat", "at": 0.0})
+    agent.close()
+    assert held == [True, True]
+
+
+def test_an_ssh_that_stays_does_not_keep_a_job(monkeypatch):
+    """As one on which other sessions hang."""
+    ssh = subprocess.Popen(["sleep", "20"], start_new_session=True)
+    job = object.__new__(Job)
+    job.agents = [SimpleNamespace(is_open=False, has_left=lambda deadline: False, process=ssh)]
+    job.engine, job.ranks = SimpleNamespace(finish=lambda: None), {}
+    job.output = SimpleNamespace(finish=lambda ranks, patience: None)
+    job._drain()
+    assert ssh.returncode == -9
+
+
 def test_what_the_system_refuses_to_an_agent_is_told_once_and_tried_again(monkeypatch):
     """And ends neither the agent nor the ranks of its host."""
     told, steps = (
@@ -170,6 +199,29 @@ def test_what_the_system_refuses_to_an_agent_is_told_once_and_tried_again(monkey
     assert words["rank"] == -1 and "tries again: [Errno 24] Too many open files. Raise its limits" in words["words"]
 
 
+def test_what_a_rank_says_is_taken_once_when_another_ends_in_the_same_round(monkeypatch):
+    """Its end has all ranks heard out first; the selector has found one of them readable by then."""
+    told = []
+
+    agent = object.__new__(connections.RankConnections)
+    agent._ranks, agent._selector = {}, selectors.DefaultSelector()
+    agent._take = lambda facts, *_: told.append(facts)
+    own, rank = socket.socketpair()
+    ends, end = os.pipe()
+    with agent._selector, own, rank:
+        agent._ranks[own] = connections.Rank()
+        agent._selector.register(ends, selectors.EVENT_READ, lambda: (os.read(ends, 1), agent.hear_all_out()))
+        agent._selector.register(own, selectors.EVENT_READ, lambda: agent._hear(own))
+        keys = agent._selector.get_map()
+        ready = [(keys[ends], selectors.EVENT_READ), (keys[own.fileno()], selectors.EVENT_READ)]
+        monkeypatch.setattr(agent._selector, "select", lambda _timeout: ready)
+        rank.sendall(b'{"rank": 2, "uid": "u", "control": "05"}\n')
+        os.close(end)
+        call_ready(agent._selector, None)  # it waited for more
+        os.close(ends)
+    assert told == [{"rank": 2, "uid": "u", "control": "05"}]
+
+
 def test_an_agent_that_can_open_no_pipe_starts_no_rank_and_says_so(monkeypatch):
     told = []
     request = {"socket": "job", "directory": "/", "environment": {}, "ignored": [], "notices": []}
@@ -183,3 +235,30 @@ def test_an_agent_that_can_open_no_pipe_starts_no_rank_and_says_so(monkeypatch):
     children.start({"first": 4, "count": 2, "size": 8, "without": [], "line": ["true"], "only": [1]})
     assert told[0]["words"].startswith("ringtrainrun: cannot start rank 5: Too many open files.")
     assert told[1:] == [{"rank": 5, "cleared": 125}]
+
+
+def test_a_keeper_closes_as_many_descriptors_as_there_are():
+    """And not as many as there may be: where a container allows a thousand million, it did so for minutes."""
+    program = """
+import os
+from ringtrain.launch.agent.keeper import leave_keeper
+os.sysconf, os.closerange = lambda name: 1 << 30, lambda first, last: os._exit(99)
+opened = [str(os.open(os.devnull, os.O_RDONLY)) for _ in range(5)]
+keeper, kept = os.getpid(), opened
+leave_keeper([])
+while os.getppid() == keeper and len(kept) > 4:
+    kept = os.listdir(f"/proc/{keeper}/fd")
+os._exit(0 if {"0", "1", "2"} < {*kept} else 98)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=SECONDS).returncode == 0
+
+
+def test_what_is_to_be_kept_open_stays_open():
+    program = """
+import os
+from ringtrain.launch.agent.processes import close_all_but
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+close_all_but({opened[1], opened[3]})
+assert [number for number in opened if os.path.exists(f"/proc/self/fd/{number}")] == [opened[1], opened[3]]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

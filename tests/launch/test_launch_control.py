@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from environments import EACH_MPI, rank_environment, ringtrainrun
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 pytestmark = pytest.mark.timeout(180)
 OPENMPI = pytest.mark.openmpi

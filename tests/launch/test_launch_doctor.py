@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import needs
 import pytest
 from environments import python_with
 
@@ -298,7 +299,7 @@ def test_what_does_not_overlap_follows_the_last_batch() -> None:
 
 
 @pytest.mark.calm
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 @pytest.mark.parametrize(
     "mpi", [pytest.param("openmpi", marks=pytest.mark.openmpi), pytest.param("tcp", marks=pytest.mark.tcp)]
 )

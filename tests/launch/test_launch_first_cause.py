@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from ringtrain.launch.clocks import HostClock
+from ringtrain.launch.ends import Ends
 from ringtrain.launch.openmpi import LOST_DAEMON
-from ringtrain.launch.ranks import Rank, blame_survived, failed_alike, first_cause, host_without_engine, left_before
+from ringtrain.launch.ranks import (
+    LOST,
+    Rank,
+    blame_survived,
+    failed_alike,
+    first_cause,
+    host_without_engine,
+    left_before,
+)
 
 
 def host_clock(ahead: float, took: float = 0.001) -> HostClock:
@@ -77,6 +90,29 @@ def test_the_engines_word_on_a_lost_daemon_counts_more_than_the_clocks() -> None
     assert host_without_engine([ended, killed], {named}) == "b"
     killed.engine_lost_at, killed.was_told_to = None, True  # told to end before it noticed at all
     assert host_without_engine([ended, killed], {named}) == "b"
+
+
+@pytest.mark.parametrize("outcome, engine_lost_at", [(-15, 10.0), (14, None), (14, 10.0)])
+def test_a_host_that_is_lost_is_named_though_the_engine_ends_before_its_agent_is_missed(
+    outcome: int, engine_lost_at: float | None
+) -> None:
+    clock = host_clock(0.0)
+    ended = Rank(0, "a", host="a", outcome=outcome, clock=clock, failed_at=10.0, engine_lost_at=engine_lost_at)
+    lost = Rank(1, "b", host="b", outcome=LOST, was_told_to=True, clock=clock, failed_at=10.5)
+    said: list[str] = []
+    engine = SimpleNamespace(name="Open MPI", code=255)
+    ends = Ends(
+        SimpleNamespace(),
+        SimpleNamespace(say=lambda text, *_, **__: said.append(text)),
+        SimpleNamespace(),
+        engine,
+        {0: ended, 1: lost},
+    )
+    ends.lost_hosts.append("b")
+    assert ends.conclude() == 1
+    assert said == [
+        "host b: the connection was lost, so the job has ended. The machine may be down, or the network between."
+    ]
 
 
 def test_ranks_that_one_signal_has_killed_at_once_are_alike() -> None:

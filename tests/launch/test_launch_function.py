@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import needs
 import pytest
 from environments import EACH_MPI, python_with
 
 import ringtrain
 from ringtrain import runner
 from ringtrain.bench import hosts
-from ringtrain.launch import cli, function
+from ringtrain.launch import cli, function, planning
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.interpreter import module
 from ringtrain.launch.plan import Plan
@@ -59,7 +60,7 @@ def test_results_come_in_rank_order(mpi: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["script.py"], "something was left behind"
 
 
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_the_function_travels_to_other_hosts_and_its_results_back(tmp_path: Path, three_hosts: hosts.Network) -> None:
     script = tmp_path / "script.py"
     script.write_text(SUMS.replace("**KEYWORDS", "hosts='node-b:1,node-c:2'"))
@@ -146,7 +147,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
         start = module("ringtrain.launch")
         assert line[: len(start)] == start
         with cli.ringtrainrun.make_context("ringtrainrun", line[len(start) :]) as context:
-            seen.append(Launched(cli.make_plan(context.params, {}), "\n".join(cli.idle_flags(context.params))))
+            seen.append(
+                Launched(planning.make_plan(context.params, {}), "\n".join(planning.idle_flags(context.params)))
+            )
         return 7
 
     monkeypatch.setattr(function, "_wait", read)

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import needs
 import pytest
 from environments import (
     EACH_MPI,
@@ -25,10 +26,9 @@ from environments import (
 )
 
 import ringtrain.version
-from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Host, Network
 
-pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+pytestmark = needs.hosts
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 OPENMPI_OR_TCP = pytest.mark.parametrize(
@@ -562,14 +562,11 @@ def conda_like(prefix: Path, python: str) -> Path:
         check=True,
     )
     virtual, base, library, packages = map(Path, asked.stdout.split())
-    if str(base) == "/usr":
-        pytest.skip("the system's Python cannot be moved into another prefix")
     target = prefix / "lib" / library.name
     shutil.copytree(library, target, ignore=shutil.ignore_patterns("site-packages", "test", "__pycache__"))
-    (target / "site-packages").mkdir()
     for each in (path for pattern in PACKAGES for path in packages.glob(pattern)):
         copy = shutil.copytree if each.is_dir() else shutil.copy
-        copy(each, target / "site-packages" / each.name)
+        copy(each, target / each.name)  # Debian's Python looks into no site-packages
     for folder in ("bin", "share", "etc", "lib"):
         shutil.copytree(
             virtual / folder,

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import needs
 import pytest
 
-from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 from ringtrain.launch import links, throughput
 from ringtrain.launch.links import (
@@ -219,7 +219,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.calm
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_the_link_that_closes_the_ring_is_as_slow_as_it_is() -> None:
     with Network({"node-a": "eth0", "node-b": "eth0", "node-c": "eth0"}, useless=None) as network:
         network.slow_down("node-c", "40mbit", to="node-a")

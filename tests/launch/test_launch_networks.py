@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import needs
 import pytest
 
-from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
-from ringtrain.launch import mpich, openmpi
+from ringtrain.launch import mpich, openmpi, preflight
 from ringtrain.launch.agent import networks
+from ringtrain.launch.agent.events import call_ready
+from ringtrain.launch.agent.network_test import NetworkTest
 from ringtrain.launch.agent.networks import (
     LOSES_LARGE,
     Networks,
@@ -29,9 +35,10 @@ from ringtrain.launch.agent.networks import (
 )
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import Installation
-from ringtrain.launch.networks import Address, Chosen, choose
+from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.networks import Address, Chosen, callees, choose
 from ringtrain.launch.plan import Plan
+from ringtrain.launch.preflight import Beside
 
 OPEN_MPI = Installation("Open MPI v5", "", openmpi, "")
 MPICH = Installation("MPICH Version: 5", "", mpich, "")
@@ -50,6 +57,35 @@ def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str], why: s
         if one != other
         for each in addresses[other]
     }
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 100, 1000])
+def test_few_hosts_are_called_and_no_part_of_them_is_left_out(count: int) -> None:
+    """All by all where they are few; else each by some, on both sides of any cut between neighbours."""
+    hosts = [f"node-{number}" for number in range(count)]
+    called = callees(hosts)
+    assert list(called) == hosts and all(host not in own and len(own) == len(set(own)) for host, own in called.items())
+    if count <= 8:
+        assert {host: set(own) for host, own in called.items()} == {host: set(hosts) - {host} for host in hosts}
+        return
+    assert max(map(len, called.values())) <= 1 + (count - 1).bit_length()
+    callers = {host: [one for one in hosts if host in called[one]] for host in hosts}
+    assert min(map(len, callers.values())) >= 3 and len(callers[hosts[0]]) == count - 1
+    for first in range(0, count, 7):
+        part = {hosts[(first + each) % count] for each in range(count // 2)}
+        assert any(set(called[host]) - part for host in part) and any(
+            part & set(called[host]) for host in set(hosts) - part
+        )
+
+
+def test_who_was_not_called_by_a_host_is_not_taken_for_lost() -> None:
+    many = {f"node-{number}": [address("eth0", f"10.0.0.{number}"), DOCKER] for number in range(1, 21)}
+    called = callees(list(many))
+    tried = {way: why for way, why in reach(many, ("node-4", "10.0.0.5")).items() if way[1] in called[way[0]]}
+    assert choose(
+        many, {way: why * (why != "refused" or way[2] == DOCKER.address) for way, why in tried.items()}
+    ).networks == ("10.0.0.0/24",)
+    assert choose(many, tried).startswith("host 'node-5': every other host must reach it")
 
 
 DOCKER = address("docker0", "172.17.0.1", 16)
@@ -167,7 +203,9 @@ def test_a_caller_that_takes_nothing_keeps_nobody_waiting() -> None:
 LISTEN = """
 import json, sys
 from ringtrain.launch.agent.networks import Networks
-print(json.dumps(Networks().listen("ab" * 16, (0, 0), [])), flush=True)
+own = Networks()
+print(json.dumps(own.listen("ab" * 16, (0, 0), [])), flush=True)
+own.answer_beside()
 sys.stdin.read()
 """
 CONNECT = """
@@ -191,7 +229,7 @@ def reached(network: Network, caller: str, called: str) -> dict[str, str]:
     return dict(zip([interface for interface, *_ in listening], json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 def test_agents_see_that_a_path_loses_large_packets(three_hosts: Network) -> None:
     with three_hosts.losing_large("node-b"):
         assert reached(three_hosts, "node-a", "node-b")["ens5"] == LOSES_LARGE
@@ -213,7 +251,7 @@ def test_interfaces_are_named_by_name_or_network(names: list[str], found: bool) 
 def test_nothing_listens_where_it_may_not() -> None:
     own, interfaces = Networks(), {name for name, _, _ in ipv4_addresses()}
     if not interfaces:
-        pytest.skip("this machine has no network interface but the loopback")
+        pytest.skip("needs a network interface besides the loopback")
     allowed = min(interfaces)
     found = own.listen(nonce="00", ports=(0, 0), interfaces=[allowed])
     own.close()
@@ -304,3 +342,119 @@ def test_a_port_for_a_program_is_free_at_every_address():
         port = taken.getsockname()[1]
         assert free_port("127.0.0.1", (port, port)) == 0
         assert free_port("127.0.0.1", (port - 1, port)) in (0, port - 1)
+
+
+# ---- beside a job ----
+
+
+class Served:
+    """What an agent that serves does in the test, with a selector of its own."""
+
+    def __init__(self) -> None:
+        self.told: list[dict] = []
+        self.selector = selectors.DefaultSelector()
+        self.test = NetworkTest(SimpleNamespace(tell=self.told.append), self.selector)  # type: ignore[arg-type]
+        how = {"nonce": "ab" * 16, "ports": (0, 0), "interfaces": []}
+        self.test.listen({"do": "listen", "listener": how})  # type: ignore[typeddict-item]
+
+    def step(self) -> None:
+        call_ready(self.selector, 0.01)
+        if time.monotonic() >= self.test.look_at:
+            self.test.look()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loopback as the network of two hosts."""
+    monkeypatch.setattr(networks, "ipv4_addresses", lambda: [("eth0", "127.0.0.1", 8)])
+    monkeypatch.setattr(networks, "ipv6_addresses", list)
+
+
+def test_agents_that_serve_call_each_other(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By events, without a thread; who does not answer costs no more than its time, and nothing stays open."""
+    before = len(os.listdir("/proc/self/fd"))
+    pair = Served(), Served()
+    ports = [each.told[0]["addresses"][0][3] for each in pair]
+    assert pair[0].told[0]["machine"] == pair[1].told[0]["machine"] and pair[0].told[0]["name"] == socket.gethostname()
+    monkeypatch.setattr(networks, "SECONDS_TO_CONNECT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = closed.getsockname()[1]
+        closed.close()
+        wanted = [(ports[1], "ab"), (ports[1], "cd"), (silent.getsockname()[1], "ab"), (nowhere, "ab")]
+        targets = [("127.0.0.1", port, nonce * 16) for port, nonce in wanted]
+        pair[0].test.connect({"do": "connect", "targets": targets})
+        deadline = time.monotonic() + 60
+        while len(pair[0].told) < 2 and time.monotonic() < deadline:
+            for each in pair:
+                each.step()
+    assert pair[0].told[1] == {"reached": ["", "another host answered", "no answer", "Connection refused"]}
+    assert pair[0].test.look_at == float("inf")
+    pair[0].test.connect({"do": "connect", "targets": []})
+    assert pair[0].told[2] == {"reached": []}
+    for each in pair:
+        each.test.close()
+        each.selector.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_those_who_have_been_tested_are_called_by_who_comes_alone() -> None:
+    assert callees(list("abc"), {"b"}) == {"a": ["b"], "b": ["c", "a"], "c": ["b"]}
+    hosts = [f"node-{number}" for number in range(100)]
+    called = callees(hosts, hosts[-1:])
+    assert called[hosts[-1]][:3] == ["node-0", "node-1", "node-3"]
+    assert [host for host in hosts if called[host] == hosts[-1:]] == [
+        hosts[99 - (1 << each)] for each in range(6, -1, -1)
+    ]
+
+
+@pytest.mark.parametrize("machine", ["of c", "of a"])
+def test_a_host_that_comes_is_tested_beside_the_agents_that_serve(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They call it and are called, without agents of their own for that; a machine of the job under another name is refused."""
+    asked: list[tuple] = []
+
+    class FakeAgent(SimpleNamespace):
+        def ask(self, _deadline: float, request: dict) -> dict:
+            return answer(self, request)
+
+        def send(self, request: dict) -> None:
+            asked.append((self.host.name, request["do"]))
+
+        def close(self) -> None:
+            pass
+
+        def has_left(self, _deadline: float) -> bool:
+            return True
+
+        def has_shell(self) -> bool:
+            return False
+
+    def answer(agent: FakeAgent, request: dict) -> dict:
+        name = agent.host.name
+        if request["do"] == "connect":
+            asked.append((name, "connect", [address for address, *_ in request["targets"]]))
+            return {"reached": [""] * len(request["targets"])}
+        own = machine if name == "c" else f"of {name}"
+        listening = [("eth0", f"10.0.0.{ord(name) - ord('a') + 1}", 24, 20000, 1500)]
+        return {"addresses": listening, "left_out": [], "rdma_ports": [], "name": name, "machine": [own]}
+
+    serving = [FakeAgent(host=Host(name, 1)) for name in "ab"]
+    beside = Beside(serving, lambda agent, request, _: answer(agent, request))  # type: ignore[arg-type]
+    monkeypatch.setattr(preflight, "Agent", lambda host, _: FakeAgent(host=host, awaited_for=""))
+    monkeypatch.setattr(preflight, "_describe", lambda agent, *_: {"machine": [machine], "gpus": 0})
+    plan = Plan(["true"], 1, [Host("c", 1)], interfaces=("10.0.0.0/24",))
+
+    def check() -> preflight.Checked:
+        return preflight.check_hosts(plan, Installation("", "", None, "", ""), {}, beside=beside)  # type: ignore[arg-type]
+
+    if machine == "of a":
+        with pytest.raises(LaunchError, match="hosts 'a,c': each name must be a different machine, but both are c"):
+            check()
+    else:
+        agents, chosen, _ = check()
+        assert [agent.host.name for agent in agents] == ["c"] and chosen is not None
+        assert chosen.networks == ("10.0.0.0/24",) and set(chosen.addresses) == set("abc")
+        connected = {each[0]: each[2] for each in asked if each[1] == "connect"}
+        assert connected == {"a": ["10.0.0.3"], "b": ["10.0.0.3"], "c": ["10.0.0.1", "10.0.0.2"]}
+    assert [each for each in asked if each[1] == "listen no more"] == [("a", "listen no more"), ("b", "listen no more")]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import needs
 import pytest
 from environments import python_with, transport_of
 
@@ -190,7 +191,7 @@ def late_worker(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.tcp
-@pytest.mark.skipif(not find_program("sshd"), reason="needs Debian's package openssh-server")
+@needs.package("openssh-server", "sshd")
 def test_a_job_of_kubeflow_runs_on_a_worker_that_comes_up_late(tmp_path: Path) -> None:
     """No flag says a host, a number or a port: they stand in the operator's host file, and in the configuration of the image's ssh."""
     hostfile = tmp_path / "hostfile"

@@ -8,9 +8,10 @@ import sys
 import tempfile
 from dataclasses import replace
 
+import needs
 import pytest
 
-from ringtrain.launch import cli
+from ringtrain.launch import cli, planning
 from ringtrain.launch.agent.succession import Backlog, Succession, make_way, name_beside
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
@@ -63,14 +64,14 @@ def test_an_outline_is_read_as_it_was_written(outline):
 
 def test_a_folder_is_for_its_user_alone_and_has_both_records():
     folder = JobFolder.make()
-    assert folder.world == ""
+    assert folder.world == b""
     folder.write(OUTLINE)
-    folder.world = "06ff"
+    folder.world = b"\x06\xff"
     assert {oct(os.stat(f"{folder.path}/{name}").st_mode & 0o777) for name in os.listdir(folder.path)} == {"0o600"}
     assert os.stat(folder.path).st_mode & 0o077 == os.stat(os.path.dirname(folder.path)).st_mode & 0o077 == 0
     folder.close()
     found = JobFolder.find(folder.name)
-    assert found.read() == OUTLINE and found.world == "06ff"
+    assert found.read() == OUTLINE and found.world == b"\x06\xff"
     found.remove()
     assert not os.path.exists(os.path.dirname(folder.path))
 
@@ -81,8 +82,8 @@ def test_a_folder_that_was_removed_is_made_again_with_all_that_it_had():
     folder.write(OUTLINE)
     shutil.rmtree(os.path.dirname(folder.path))
     folder.touch()
-    folder.world = "06ff"
-    assert folder.read() == OUTLINE and folder.world == "06ff"
+    folder.world = b"\x06\xff"
+    assert folder.read() == OUTLINE and folder.world == b"\x06\xff"
     assert os.stat(folder.path).st_mode & 0o077 == os.stat(os.path.dirname(folder.path)).st_mode & 0o077 == 0
     with pytest.raises(LaunchError, match="is led by one that runs"):
         JobFolder.find(folder.name)
@@ -144,10 +145,9 @@ def test_the_newest_output_is_kept_and_the_rest_counted():
     assert backlog.dropped == 11 and not list(backlog.take())
 
 
+@needs.root
 def test_another_user_takes_nothing_of_the_agents():
     """The name of its socket can be seen by all: many silent connections would use its descriptors up."""
-    if os.getuid() != 0:
-        pytest.skip("only root can be another user")
     name = f"ringtrain-test-{os.getpid()}"
     succession = Succession(name, "secret")
     program = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
@@ -185,7 +185,7 @@ def test_who_does_not_know_the_key_gets_nothing():
         make_way(name, "secret")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
+@needs.root
 def test_the_key_is_for_this_user_alone():
     """The socket's name is known to all, and another user may have taken it."""
     name = f"ringtrainrun-test-{os.getpid()}"
@@ -209,7 +209,7 @@ def test_the_key_is_for_this_user_alone():
 
 def test_a_plan_of_the_command_line_outlives_its_launcher():
     given = cli.ringtrainrun.make_context("ringtrainrun", ["--elastic", "-np", "1:2", "-x", "A=b", "true"]).params
-    plan = cli.make_plan(given, {})
+    plan = planning.make_plan(given, {})
     assert Outline.read(replace(OUTLINE, plan=plan).text()).plan == plan
     with pytest.raises(HostsError):
-        cli.make_plan({**given, "command": ()}, {})
+        planning.make_plan({**given, "command": ()}, {})

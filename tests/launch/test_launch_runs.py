@@ -89,7 +89,7 @@ def address_of_this_machine() -> str:
         try:
             probe.connect(("192.0.2.1", 9))
         except OSError:
-            pytest.skip("this machine has no network interface but the loopback")
+            pytest.skip("needs a network interface besides the loopback")
         return probe.getsockname()[0]
 
 
@@ -247,7 +247,7 @@ def test_a_rank_that_announces_its_failure_first_is_the_cause(mpi: str, tmp_path
         *python(
             AWAIT
             + """
-from ringtrain.announce import announce_failure
+from ringtrain._rendezvous.announce import announce_failure
 if os.environ["RINGTRAIN_RANK"] == "1":
     announce_failure(5)
     tell("announced")

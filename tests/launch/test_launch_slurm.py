@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 import slurm_cluster
 from environments import EACH_MPI, EACH_STARTER, python_with, transport_of
@@ -16,8 +17,7 @@ from slurm_cluster import Cluster
 from ringtrain.bench import hosts
 from ringtrain.bench.hosts import Network
 
-MISSING = hosts.missing() or slurm_cluster.missing()
-pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytestmark = [pytest.mark.long, needs.hosts, needs.machine(slurm_cluster.missing())]
 PATIENCE = 90.0
 ALLOCATION = ("salloc", "--quiet", "--nodes=3", "--ntasks=4")
 PLUGINS = {"openmpi": "pmix", "mpich": "pmi2"}

@@ -6,7 +6,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import signal
 import socket
 import struct
@@ -20,13 +19,15 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import needs
 import pytest
 from environments import rank_environment, ringtrainrun
 
-from ringtrain import by_address, exits, gathering, inquiries, server
-from ringtrain.launch import cli, discovery, preflight, srun
+from ringtrain._rendezvous import by_address, gathering, server
+from ringtrain._runtime import exits, inquiries
+from ringtrain.launch import cli, discovery, planning, preflight, srun
 from ringtrain.launch.agent import networks
-from ringtrain.launch.agent.listener import RankListener
+from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.discovery import HostScript, ScriptError
 from ringtrain.launch.hosts import HostsError, is_this_host
 from ringtrain.launch.reach import HostBusyError
@@ -34,8 +35,7 @@ from ringtrain.launch.shells import Ssh
 from ringtrain.launch.top import printable
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+PATIENCE = 120.0
 
 
 def await_true(condition):
@@ -59,7 +59,7 @@ CONTAINERS = {
 }
 
 
-@as_root
+@needs.root
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_containers_that_lack_something(container):
     """An elastic job, which keeps a record of its own; and one that a function is run in, which has a folder for it."""
@@ -75,7 +75,7 @@ def test_containers_that_lack_something(container):
         done = subprocess.run(apart, env=rank_environment(PYTHONPATH=str(ROOT), RINGTRAIN_TRANSPORT="tcp"),
                               capture_output=True, text=True, timeout=PATIENCE)  # fmt: skip
         if done.returncode == 77:
-            pytest.skip(f"an older kernel: {done.stderr}")
+            pytest.skip(f"needs Linux 5.8, whose /proc may list processes alone: {done.stderr}")
         user = 54321 if "user" in container else 0
         said = [f"[{user}]"] if line is lines[1] else ["[0] sum 2.0", "[1] sum 2.0"]
         assert done.returncode == 0 and sorted(done.stdout.splitlines()) == said, done.stderr
@@ -91,7 +91,7 @@ def file_server_that_hangs(folder):
     options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
     if libc.mount(b"hangs", os.fsencode(folder), b"fuse", 0, options):
         os.close(server)
-        pytest.skip(f"no file system in user space: {os.strerror(ctypes.get_errno())}")
+        pytest.skip(f"needs a kernel that mounts file systems in user space: {os.strerror(ctypes.get_errno())}")
 
     def serve():
         with suppress(OSError):
@@ -113,8 +113,8 @@ def file_server_that_hangs(folder):
         os.close(server)
 
 
-@as_root
-@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="needs file systems in user space")
+@needs.root
+@needs.machine("" if os.path.exists("/dev/fuse") else "needs /dev/fuse: modprobe fuse")
 def test_a_child_that_waits_in_the_kernel_is_named(tmp_path):
     """No signal ends it. The job ends without it, well as it did, and says where to look."""
     program = f"""
@@ -140,14 +140,14 @@ def test_a_group_in_which_nobody_is_left_is_let_go():
     ended, living = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     ended.kill()
     ended.wait()
-    listener = RankListener.__new__(RankListener)
-    listener.groups = {ended.pid: 0, living.pid: 1}
-    listener._let_go_of_empty_groups()
-    assert listener.groups == {living.pid: 1} and listener.look_at_groups < time.monotonic() + PATIENCE
+    groups = LeftGroups()
+    groups.numbers = {ended.pid: 0, living.pid: 1}
+    groups.look()
+    assert groups.numbers == {living.pid: 1} and groups.look_at < time.monotonic() + PATIENCE
     living.kill()
     living.wait()
-    listener._let_go_of_empty_groups()
-    assert listener.groups == {} and listener.look_at_groups == float("inf")
+    groups.look()
+    assert groups.numbers == {} and groups.look_at == float("inf")
 
 
 SAVES = textwrap.dedent("""
@@ -176,8 +176,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(tmp_path):
     assert said == "[0] saved\n" and launcher.returncode == 143, complaints
 
 
-@as_root
-@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+@needs.root
 def test_the_first_process_of_a_container_ends_by_a_signal(tmp_path):
     """Before the job runs, too: nothing ends such a process by default."""
     mark = tmp_path / "asked"
@@ -226,17 +225,18 @@ def test_hosts_that_take_no_more_logins_are_asked_again(monkeypatch):
     assert found == {"name": "node-b"} and len(opened) == 2
 
 
-@pytest.mark.skipif(not shutil.which("ssh"), reason="needs ssh")
+@needs.package("openssh-client", "ssh")
 def test_nothing_of_a_users_configuration_hangs_on_an_agents_ssh(tmp_path):
     settings = tmp_path / "config"
-    settings.write_text("Host *\n ControlMaster auto\n RemoteCommand top\n LocalForward 8000 localhost:8000\n")
+    master = "ControlMaster auto\n ControlPath ~/.ssh/master-%h"
+    settings.write_text(f"Host *\n {master}\n RemoteCommand top\n LocalForward 8000 localhost:8000\n")
     line = ["ssh", "-G", "-F", str(settings), *Ssh().options, "node-b"]
     said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    assert "controlmaster false" in said and "remotecommand top" not in said and "clearallforwardings yes" in said
+    assert "controlmaster false" in said and "master-" not in said
+    assert "remotecommand top" not in said and "clearallforwardings yes" in said
 
 
-@as_root
-@pytest.mark.skipif(not shutil.which("unshare"), reason="needs unshare")
+@needs.root
 def test_an_address_that_one_may_bind_to_is_not_therefore_here():
     """With net.ipv4.ip_nonlocal_bind, as keepalived sets it, each address of the world may be bound to."""
     told = "from ringtrain.launch.hosts import is_this_host as is_; print(is_('10.9.9.77'), is_('127.0.0.1'), is_('10.9.9.1'))"
@@ -270,7 +270,7 @@ def test_an_allocation_of_several_hosts_without_srun_is_refused(monkeypatch, tmp
 
     def hosts_of(*flags, **variables):
         given = cli.ringtrainrun.make_context("ringtrainrun", ["-np", "2", *flags, "true"]).params
-        return [str(host) for host in cli.make_plan(given, {**allocation, **variables}).hosts]
+        return [str(host) for host in planning.make_plan(given, {**allocation, **variables}).hosts]
 
     with pytest.raises(
         HostsError, match="'n\\[1-2\\]': srun must be on PATH to start ranks on the 2 hosts of this allocation"
@@ -316,14 +316,12 @@ def test_each_address_of_a_name_is_called(monkeypatch):
 
 @pytest.mark.parametrize(
     "command, words",
-    [("yes", "must print 1 MB at most"), ("sleep 60", "must end within")],
+    [("yes", "must print 1 MB at most"), ("sleep 600", "must end within")],
 )
 def test_a_discovery_script_without_an_end(command, words, monkeypatch):
     monkeypatch.setattr(discovery, "SECONDS_OF_A_RUN", 2.0)
-    began = time.monotonic()
     with pytest.raises(ScriptError, match=words):
         HostScript(command, 1).hosts()
-    assert time.monotonic() - began < PATIENCE / 2
 
 
 def test_a_discovery_script_may_leave_something_running():
@@ -336,7 +334,7 @@ def test_a_terminal_obeys_nothing_of_another_process():
     assert printable("2 ranks \x1b]0;owned\x07 é") == "2 ranks ?]0;owned? é"
 
 
-@as_root
+@needs.root
 def test_a_name_that_a_stranger_has_taken_is_no_job():
     name = f"ringtrain-top-0-{os.getpid()}-abcdef0123456789"
     ready, tell = os.pipe()

@@ -8,15 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import needs
 import pytest
 from environments import EACH_STARTER, python_with, rank_environment, ringtrainrun
 from eventually import eventually
 
-from ringtrain import descriptors
-from ringtrain.bench import hosts
+from ringtrain._bootstrap import descriptors
 from ringtrain.bench.hosts import Network
 from ringtrain.launch import openmpi, transport
 from ringtrain.launch.agent.networks import ipv4_addresses, ipv6_addresses
@@ -32,7 +31,7 @@ HOST = os.uname().nodename
 # Each rank asks to be introduced to the others, as init() does, and says what it was told.
 MEET = """
 import json, os, sys, time
-from ringtrain.meeting import meet
+from ringtrain._rendezvous.meeting import meet
 rank, late = int(os.environ["RINGTRAIN_RANK"]), sys.argv[1:]
 if str(rank) in late:
     time.sleep(60)
@@ -153,15 +152,13 @@ def test_mpi4py_in_a_script_without_an_mpi_is_warned_of(script) -> None:
     ],
 )
 def test_mpi4py_in_a_script_that_does_not_send_by_it_is_no_matter(script) -> None:
-    if "lightning" in script:
-        pytest.importorskip("lightning_fabric")
     done = run(2, "python", "-c", script + "; import sys; assert 'mpi4py.MPI' in sys.modules")
     assert (done.returncode, "mpi4py is in use" in done.stderr) == (0, False), done.stderr
 
 
 # What scripts for Horovod ask before and after init().
 ASKS = """
-import ringtrain.common.util as util, ringtrain.basics as hvd, ringtrain as rt
+import ringtrain.common.util as util, ringtrain._training.adapter.basics as hvd, ringtrain as rt
 assert hvd.mpi_built() or hvd.gloo_built()
 assert (hvd.mpi_built(), hvd.mpi_enabled(), hvd.gloo_enabled()) == (False, False, False)
 rt.init()
@@ -378,7 +375,7 @@ def test_two_processes_of_one_rank_do_not_both_meet(tmp_path: Path) -> None:
     """Whichever comes first does; the other rank comes when one of them was refused."""
     program = """
 import os, pathlib, sys, time
-from ringtrain.meeting import meet
+from ringtrain._rendezvous.meeting import meet
 rank, refused = int(os.environ["RINGTRAIN_RANK"]), pathlib.Path(sys.argv[1], "refused")
 child = os.fork() if rank == 0 else 0
 while rank == 1 and not refused.exists():
@@ -399,10 +396,9 @@ if child:
 
 @pytest.mark.tcp
 def test_a_rank_that_waits_for_the_others_ends_with_the_job() -> None:
-    start = time.monotonic()
     program = MEET.replace("1.5", "300").replace("time.sleep(60)", "time.sleep(1); sys.exit(5)")
     done = run(2, "python", "-c", program, "1")
-    assert done.returncode == 5 and time.monotonic() - start < 30
+    assert done.returncode == 5
     assert f"rank 1 (host {HOST}) failed with exit code 5" in done.stderr.splitlines()[-1]
 
 
@@ -428,7 +424,7 @@ def test_ranks_listen_on_the_chosen_networks_and_ports_alone() -> None:
     assert of_host("a", networks, without_mpi("1"), {}) == {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
-@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+@needs.hosts
 @pytest.mark.tcp
 def test_ranks_of_several_hosts_are_started_and_introduced(three_hosts: Network, tmp_path: Path) -> None:
     """No host has an MPI here; the addresses are those of the network that all share, within the range of ports."""
@@ -564,7 +560,6 @@ def test_what_the_user_has_set_for_torch_stays() -> None:
 @pytest.mark.parametrize("end", ["", pytest.param("hvd.shutdown()\n", marks=pytest.mark.long)], ids=["", "shutdown"])
 def test_a_script_whose_optimizer_is_a_global_ends_without_a_word(end: str) -> None:
     """It outlives the modules of ringtrain, and the world with it."""
-    pytest.importorskip("torch", reason="needs torch")
     script = (
         "import torch, ringtrain.torch as hvd\n"
         "hvd.init()\n"

@@ -27,7 +27,7 @@ def shown(said: bytes, verbose: bool = False, *ranks: Rank) -> bytes:
     job = SimpleNamespace(
         ranks={rank.number: rank for rank in ranks},
         interrupted_by=0,
-        lost_hosts=[],
+        ends=SimpleNamespace(lost_hosts=[]),
         plan=Plan(["true"], 1, [Host("node-a", 1)], verbose=verbose),
         terminal=Terminal(screen, screen),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringtrain import launcher
+from ringtrain._rendezvous import launcher
 from ringtrain.errors import UnsupportedError
 
 STEP = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}

@@ -7,15 +7,14 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import needs
 import pytest
 from environments import python_with_trainers, rank_environment
-from worlds import LAUNCHED
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(420),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
-    pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs Java: bin/test --long installs it"),
+    needs.machine("" if shutil.which("java") else "needs Java, for Spark: bin/test --long installs it"),
 ]
 SECONDS = 400
 BEGIN = """

@@ -5,6 +5,7 @@ Traces are written here as the core writes them, with what is to be found put in
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -14,16 +15,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import needs
 import numpy as np
 import pytest
 from worlds import World
 
 import ringtrain as rt
-from ringtrain import timelines
-from ringtrain.traces.findings import BEHIND, COMPUTING, Findings, Link, find, where_late
-from ringtrain.traces.page import page
-from ringtrain.traces.reading import parse, read
-from ringtrain.traces.steps import Steps, clocks_of, numbered, steps_of, union
+from ringtrain.launch import timeline
+from ringtrain.launch.report import timelines
+from ringtrain.launch.report.findings import BEHIND, COMPUTING, Findings, Link, find, where_late
+from ringtrain.launch.report.page import page
+from ringtrain.launch.report.reading import parse, read
+from ringtrain.launch.report.steps import Steps, clocks_of, numbered, steps_of, union
 
 ORIGIN = 91_453_261_750_724.0  # microseconds
 FORWARD, BACKWARD, TRANSFER = 10_000.0, 8_000.0, 500.0
@@ -431,6 +434,19 @@ def test_wrong_command_lines(tmp_path):
         assert not (tmp_path / "page").exists()
 
 
+def test_a_page_without_room_is_named(tmp_path, monkeypatch):
+    """Under its own name, and nothing is left of it."""
+
+    def refuse(path, _text, encoding):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(OSError, match="No space left on device: '.*/page.html'"):
+        timeline._write(tmp_path / "page.html", "text")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.long
 def test_a_thousand_steps_of_64_ranks_take_seconds(tmp_path):
     late = (3000.0, 0.0)
@@ -445,7 +461,7 @@ def test_a_thousand_steps_of_64_ranks_take_seconds(tmp_path):
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="needs a browser: apt-get install chromium")
+@needs.packages("" if CHROMIUM else "needs a browser: apt-get install chromium")
 def test_a_browser_draws_it(real_page, tmp_path):
     """What is in the document after its script has run."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]

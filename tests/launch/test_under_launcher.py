@@ -12,11 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
-import worlds
 from environments import rank_environment, ringtrainrun
-
-if worlds.LAUNCHED:
-    pytest.skip("these tests start ranks themselves", allow_module_level=True)
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = {"core": TESTS / "core", "torch": TESTS / "with_torch"}

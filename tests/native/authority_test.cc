@@ -297,6 +297,99 @@ RT_TEST(a_rank_that_is_not_heard_for_a_moment_is_kept_until_a_world_cannot_be_co
   RT_CHECK_EQ(job.TakeSaid("do not hear it").size(), size_t{1});
 }
 
+// Two hosts with two ranks each, which both reach the launcher: 0 and 1, 2 and 3.
+struct TwoHosts : Job {
+  TwoHosts() : Job(0) {
+    actions.clear();
+    options.hosts = {{"a", 2}, {"b", 2}};
+    authority = std::make_unique<Authority>(options);
+    authority->Begin(0);
+    for (uint64_t rank : {0, 2}) {
+      authority->HostCame(0, Name(rank), &actions);
+      Tell(ControlType::kPresent, rank);
+    }
+    for (ControlType type : {ControlType::kReady, ControlType::kFormed}) TellAll(type, {0, 1, 2, 3});
+    actions.clear();
+  }
+  static std::string Name(uint64_t rank) { return rank < 2 ? "a" : "b"; }
+  // unheard: the ranks that this one does not hear.
+  void Tell(ControlType type, uint64_t rank, const std::vector<uint64_t>& unheard = {}) {
+    ControlFrame frame;
+    frame.type = type;
+    if (type != ControlType::kReady) frame.epoch = authority->epoch();
+    frame.process = {{1, rank}, Name(rank), static_cast<int>(rank % 2), ""};
+    frame.holds_state = type == ControlType::kReport;
+    for (uint64_t other : unheard) frame.uids.push_back({1, other});
+    authority->Arrived(0, Name(rank), frame, &actions);
+  }
+  void TellAll(ControlType type, const std::vector<uint64_t>& ranks) {
+    for (uint64_t rank : ranks) Tell(type, rank);
+  }
+  // Who has been evicted since the last look.
+  std::vector<uint64_t> TakeEvicted() {
+    std::vector<uint64_t> ranks;
+    for (const AuthorityAction& action : actions)
+      if (const auto* send = std::get_if<authority_action::Send>(&action))
+        if (send->frame.type == ControlType::kEvict) ranks.push_back(send->frame.process.uid.low);
+    actions.clear();
+    return ranks;
+  }
+};
+
+RT_TEST(a_rank_that_was_stopped_and_wakes_as_it_is_given_up_takes_nobody_of_its_host_along) {
+  for (uint64_t stopped : {0, 2}) {  // the lowest of its host, by which other hosts hear it
+    for (bool confesses : {false, true}) {
+      TwoHosts job;
+      RT_REQUIRE(job.runs());
+      job.Tell(ControlType::kSuspect, 2 - stopped, {stopped});
+      job.Tell(ControlType::kReport, 3 - stopped);
+      job.Tell(ControlType::kReport, 2 - stopped);
+      const std::vector<uint64_t> named = {stopped}, nobody;  // in time
+      job.Tell(ControlType::kReport, stopped, confesses ? named : nobody);
+      job.Tell(ControlType::kReport, stopped + 1, confesses ? nobody : named);
+      RT_CHECK(job.TakeEvicted() == named);
+    }
+  }
+}
+
+RT_TEST(a_rank_that_was_stopped_by_its_own_word_goes_before_those_that_did_not_hear_it) {
+  for (const std::vector<uint64_t>& confesses : {std::vector<uint64_t>{}, std::vector<uint64_t>{0}}) {
+    FourHosts job;
+    job.actions.clear();
+    job.Tell(ControlType::kSuspect, 1, {0});
+    job.Tell(ControlType::kReport, 0, confesses);
+    for (uint64_t place : {1, 2, 3}) job.Tell(ControlType::kReport, place);
+    const bool keeps_the_lowest = job.TakeSaid("of host 'b' was evicted").size() == 1;
+    RT_CHECK_EQ(keeps_the_lowest, confesses.empty());
+    const std::vector<uint64_t> left =
+        confesses.empty() ? std::vector<uint64_t>{0, 2, 3} : std::vector<uint64_t>{1, 2, 3};
+    for (uint64_t place : left) job.Tell(ControlType::kFormed, place);
+    RT_CHECK(job.runs());
+  }
+}
+
+RT_TEST(a_rank_that_says_that_it_was_stopped_is_kept_where_all_others_hear_it) {
+  FourHosts job;
+  job.actions.clear();
+  job.Tell(ControlType::kSuspect, 2, {3});
+  job.Tell(ControlType::kReport, 0, {0});
+  for (uint64_t place : {1, 2, 3}) job.Tell(ControlType::kReport, place);
+  RT_CHECK_EQ(job.TakeSaid("was evicted").size(), size_t{1});
+}
+
+RT_TEST(those_beside_a_rank_that_was_stopped_are_cut_off_if_no_world_can_be_connected_with_them) {
+  TwoHosts job;
+  job.Tell(ControlType::kSuspect, 0, {2});
+  job.TellAll(ControlType::kReport, {0, 1, 2});
+  job.Tell(ControlType::kReport, 3, {2});
+  RT_CHECK(job.TakeEvicted() == std::vector<uint64_t>{2});
+  job.Tell(ControlType::kSuspect, 0);  // it cannot connect, and does not know because of whom
+  job.TellAll(ControlType::kReport, {0, 1, 3});
+  RT_CHECK(job.TakeEvicted() == std::vector<uint64_t>{3});
+  job.TellAll(ControlType::kFormed, {0, 1});
+  RT_CHECK(job.runs());
+}
+
 // The others tell of it by name; its thread that speaks to the authority reports, as those of the others do.
 void TellMissing(Job* job, Nanoseconds now, uint64_t reporter, const std::vector<uint64_t>& missing) {
   ControlFrame suspect;

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import re
 import runpy
 import subprocess
 import sys
@@ -30,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = ROOT / "tests" / "simulation"
 FAKES = ROOT / "tests" / "fakes"
 PACKAGE = runpy.run_path(
-    str(ROOT / "ringtrain" / "_build.py")
+    str(ROOT / "ringtrain" / "_binding" / "_build.py")
 )  # without importing the package, which need not be built
 sys.path[:0] = [str(SIMULATION), str(ROOT / "tests")]
 import elastic_mutants
@@ -137,7 +136,6 @@ FAKE_FLAGS = f"-fPIC -fvisibility=hidden -I{FAKES}"
 # Threads' own variables lie beside their stacks: what dlopen would allocate for them is freed by whichever thread comes
 # next, a race to ThreadSanitizer. Elsewhere they must not: beside PyTorch there is no room for them.
 TLS_FLAGS = {"tsan": " -ftls-model=initial-exec"}
-STARTS_THREADS = re.compile(r"std::thread|RunRanks|Ranks ranks|pthread|fork\(\)|\bWriter writer")
 UNSANITIZED = ["cuda/memory.cc"]  # its lock would order what CUDA does not order
 
 
@@ -148,16 +146,12 @@ def test_sources() -> list[Path]:
 
 
 def in_every_run(variant: str) -> list[Path]:
-    """Those sources whose tests every run does: each once, under ThreadSanitizer if that has something to find.
+    """Those sources whose tests every run does: each once, plain.
 
-    None under AddressSanitizer, which takes five minutes of a core to build: what comes over the wire is fuzzed under it, and
-    the others are for --asan and --long.
+    A sanitizer takes four or five minutes of a core to build. What comes over the wire is fuzzed under AddressSanitizer; all
+    others are for --tsan, --asan and --long.
     """
-    if variant == "asan":
-        return []
-    return [
-        source for source in test_sources() if bool(STARTS_THREADS.search(source.read_text())) == (variant == "tsan")
-    ]
+    return test_sources() if variant == "plain" else []
 
 
 def build_folder(variant: str) -> Path:
@@ -290,23 +284,20 @@ def alone_in(folder: Path):
 
 
 def build_everything() -> None:
-    """Builds all variants and the simulator, in the order in which bin/test needs them, and gives way to whatever else runs.
+    """Builds the native tests and the simulators, in the order in which bin/test needs them, and gives way to whatever else runs.
 
     The fakes are there already: with so low a priority they could keep the first test that needs them beyond its deadline.
     """
     give_way(19)
     build("plain", [source.stem for source in in_every_run("plain")])
     build("plain", list(SIMULATIONS))
-    build("tsan", ["fakes", *(source.stem for source in in_every_run("tsan"))])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
     parser.add_argument("--into", type=Path, help="folder for the results (build/native-VARIANT), or file")
-    parser.add_argument(
-        "--everything", action="store_true", help="all variants and the simulator, at the lowest priority"
-    )
+    parser.add_argument("--everything", action="store_true", help="what bin/test needs, at the lowest priority")
     parser.add_argument("--compile-commands", action="store_true", help="write compile_commands.json and build nothing")
     parser.add_argument("names", nargs="*", help="tests to build (all)")
     arguments = parser.parse_args()

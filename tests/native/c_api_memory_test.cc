@@ -247,7 +247,11 @@ RT_TEST(what_decides_in_an_elastic_job) {
   rt_membership* const membership = rt_membership_open(kUid, kLongName, 0, "", kLongName);
   Starve("rt_membership_listens_at", [&] { return rt_membership_listens_at(membership, kLongName) == 1; });
   Starve("rt_membership_got_state", [&] { return rt_membership_got_state(membership) == 1; });
-  Starve("rt_membership_arrived", [&] { return Taken(rt_membership_arrived(membership, "none")); });
+  rt_membership_action action;
+  Starve("rt_membership_begin", [&] { return rt_membership_begin(membership) == 1; });
+  Starve("rt_membership_arrived", [&] { return rt_membership_arrived(membership, "none", 4) == 0; });
+  rt_membership_begin(membership);
+  Starve("rt_membership_next", [&] { return rt_membership_next(membership, &action) == 1; });
   rt_membership_free(membership);
   const std::string hosts = std::string(kLongName) + "|2\n";
   const rt_authority_options options = {1, 0, 1, 1, 1, 1, 1};

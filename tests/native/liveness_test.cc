@@ -161,6 +161,29 @@ RT_TEST(a_rank_that_beats_lives_and_one_that_is_silent_is_named) {
   }
 }
 
+// Rank 2 joins, and takes the state of the others, who stand still meanwhile; rank 1 is silent too.
+RT_TEST(ranks_that_take_the_state_over_are_given_up_sooner) {
+  constexpr Nanoseconds kStopped = 100 * kSecond;
+  Ranks ranks({3});
+  ranks.liveness[0].AwaitStateFrom(2);
+  for (int rank : {1, 2}) RT_CHECK_OK(ranks.Look(rank, kStopped));
+  Nanoseconds now = kStopped;
+  for (; now < kStopped + 2 * kSecond; now += kSecond / 2) RT_CHECK_OK(ranks.Look(0, now));
+  RT_CHECK_EQ(ranks.Look(0, now).message().find(
+                  "rank 2 on host 'host0': expected a sign of life every second but heard none for 2 s"),
+              size_t{0});
+  RT_CHECK(ranks.liveness[0].Silent(now) == std::vector<int>({2}));
+  ranks.liveness[0].AwaitStateFrom(3);
+  RT_CHECK_OK(ranks.Look(0, now));
+}
+
+RT_TEST(whoever_was_stopped_itself_does_not_take_those_that_join_for_silent) {
+  Ranks ranks({2});
+  ranks.liveness[0].AwaitStateFrom(1);
+  for (int rank : {1, 0}) RT_CHECK_OK(ranks.Look(rank, 100 * kSecond));
+  RT_CHECK_OK(ranks.Look(0, 100 * kSecond + 5 * kSecond / 2));  // both were, for less than the bound of others
+}
+
 RT_TEST(whoever_was_stopped_itself_gives_the_others_the_time_once_more) {
   Ranks ranks({2});
   for (int rank : {0, 1}) RT_CHECK_OK(ranks.Look(rank, 100 * kSecond));
@@ -168,6 +191,18 @@ RT_TEST(whoever_was_stopped_itself_gives_the_others_the_time_once_more) {
   RT_CHECK_OK(ranks.Look(0, resumed));
   for (int second = 1; second < 15; ++second) RT_CHECK_OK(ranks.Look(0, resumed + second * kSecond));
   RT_CHECK(!ranks.Look(0, resumed + 15 * kSecond).ok());  // rank 1 never came back
+}
+
+RT_TEST(whoever_was_stopped_itself_says_so_for_as_long_as_others_may_take_it_for_silent) {
+  Ranks ranks({2});
+  for (int rank : {0, 1}) RT_CHECK_OK(ranks.Look(rank, 100 * kSecond));
+  RT_CHECK(ranks.liveness[0].Unheard(100 * kSecond).empty());
+  const Nanoseconds resumed = 108 * kSecond;
+  for (int second = 0; second < 15; ++second) {
+    for (int rank : {1, 0}) RT_CHECK_OK(ranks.Look(rank, resumed + second * kSecond));
+    RT_CHECK(ranks.liveness[0].Unheard(resumed + second * kSecond) == std::vector<int>({0}));
+  }
+  RT_CHECK(ranks.liveness[0].Unheard(resumed + 15 * kSecond).empty());
 }
 
 RT_TEST(a_cut_between_hosts_is_seen_on_both_sides) {
@@ -206,6 +241,23 @@ RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
   ranks.died = {1, 2};
   ranks.left = {1};
   const Status verdict = ranks.Look(0, 100 * kSecond);
+  RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
+}
+
+// As when a starter of ranks ends them all because one has.
+RT_TEST(all_that_have_died_since_the_last_look_are_named) {
+  Ranks ranks({2, 4});
+  ranks.died = {3, 4};
+  const Status verdict = ranks.Look(2, 100 * kSecond);
+  RT_CHECK(verdict.message().find("ranks 3, 4 on host 'host1': expected them to live until shutdown()") == 0);
+}
+
+RT_TEST(one_that_has_died_is_named_before_one_that_is_silent) {
+  Ranks ranks({3});
+  RT_CHECK_OK(ranks.Look(0, 100 * kSecond));
+  for (int second = 1; second < 15; ++second) RT_CHECK_OK(ranks.Look(0, (100 + second) * kSecond));
+  ranks.died = {2};
+  const Status verdict = ranks.Look(0, 115 * kSecond);
   RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
 }
 

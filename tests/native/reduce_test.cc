@@ -117,6 +117,8 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
       value = ScaledInteger(value, scaling.prescale);
     else if (scaling.factor(static_cast<int>(j)) != 1.0)
       value = value * static_cast<T>(scaling.factor(static_cast<int>(j)));
+    if constexpr (!kInteger)
+      if (scaling.squares) value = value * value;
     total = j == 0 ? value : Combined(reduction, total, value);
   }
   if constexpr (kInteger) {
@@ -125,6 +127,7 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
                          scaling.postscale);
   } else {
     if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
+    if (scaling.roots) total = std::sqrt(total);
     if (scaling.postscale != 1.0) total = total * static_cast<T>(scaling.postscale);
     return total;
   }
@@ -369,8 +372,15 @@ RT_TEST(reduce_adds_the_parts_of_complex_numbers) {
 
 RT_TEST(reduce_gives_the_oracles_bits) {
   const double weights[] = {1.0, 0.3, 0.0, 2.0, 1.0, 0.7, 1.0};
-  const Scaling scalings[] = {
-      {}, {1.0, 1.0, 2}, {1.0, 1.0, 7}, {0.5, 3.0, 1}, {1.25, 0.1, 3}, {0.5, 1.0, 2.5, weights}};
+  const Scaling scalings[] = {{},
+                              {1.0, 1.0, 2},
+                              {1.0, 1.0, 7},
+                              {0.5, 3.0, 1},
+                              {1.25, 0.1, 3},
+                              {0.5, 1.0, 2.5, weights},
+                              {1.0, 1.0, 1, nullptr, true},
+                              {1.0, 1.0, 1, nullptr, false, true},
+                              {0.5, 3.0, 1, nullptr, true, true}};
   std::mt19937_64 random(20240229);
   for (DType dtype : kDTypes)
     for (size_t source_count : {1, 2, 3, 7})
@@ -379,7 +389,8 @@ RT_TEST(reduce_gives_the_oracles_bits) {
         for (Tensor& tensor : tensors) tensor.FillRandom(random);
         for (Reduction reduction : kReductions)
           for (const Scaling& scaling : scalings)
-            if (scaling.weights == nullptr || Find(dtype)->arithmetic == Arithmetic::kFloat)
+            if ((scaling.weights == nullptr && !scaling.squares && !scaling.roots) ||
+                Find(dtype)->arithmetic == Arithmetic::kFloat)
               CheckAgainstOracle(dtype, reduction, tensors, scaling);
       }
 }

@@ -133,7 +133,7 @@ RT_TEST(comparison_sees_every_bit) {
     }
 }
 
-RT_TEST(the_bytes_are_those_of_the_vectors) {  // which ringtrain/handshake.py says, too
+RT_TEST(the_bytes_are_those_of_the_vectors) {  // which ringtrain/_rendezvous/handshake.py says, too
   std::map<std::string, std::string> vectors;
 #define VECTOR(name, digits) vectors[#name] = Bytes(digits);
 #include "handshake_vectors.def"

@@ -28,7 +28,7 @@ CONTINUES = re.compile(f" |{HOLE}[.,] ")
 DEMANDS = re.compile(r"\b(must|expected|needs)\b")
 SPEAKERS = {"warning", "warn", "say", "refuse", "abort"}  # names of functions that tell the user
 MOST_LINES = 3  # of a message; more are a page
-HELP_KEYWORDS = {"help", "epilog", "short_help", "metavar", "description"}
+HELP_KEYWORDS = {"help", "epilog", "short_help", "metavar", "description", "meaning"}
 CPP_TOKEN = re.compile(
     r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)\'|::|[-+*/<>=!&|]=|->|<<|>>|\w+|\S',
     re.DOTALL,

@@ -45,7 +45,7 @@ def test_arguments_select_tests(arguments: list[str], passed: list[str]) -> None
     [
         (
             ["--nosuch"],
-            "'--nosuch' must be one of --changed, --quick, --native, --tsan, --asan, --long. Put options of pytest behind --",
+            "'--nosuch' must be one of --changed, --quick, --install, --native, --tsan, --asan, --long. Put options of pytest behind --",
         ),
         (["--changed", "tests/core"], "'--changed' chooses the tests, so there must be no other argument before --."),
         (["--changed=HEAD~3", "--", "-x"], ""),
@@ -67,6 +67,7 @@ def test_a_misspelt_pattern_is_told_with_the_nearest_word() -> None:
 def test_a_run_without_tests_ends_with_a_line_that_says_so(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     for step in ("install", "build"):
         monkeypatch.setattr(run, step, lambda: None)
+    monkeypatch.setattr(run, "CCACHE", Path("/nonexistent"))  # else this process would have its variables
     monkeypatch.setattr(run, "run_pytest", lambda *_: run.NO_TESTS_SELECTED)
     misspelt = "allreduce"[:-1] + "cce"
     assert run.main([misspelt]) == run.NO_TESTS_SELECTED
@@ -101,6 +102,11 @@ def test_each_worker_takes_what_may_run_beside_the_others() -> None:
              "tests/native/test_native.py::test_native[tcp_test-tsan]"]  # fmt: skip
     assert [workers.place_of(name)[0] for name in order] == [0, 0, 1, 2, 3, 4]
     assert order == sorted(order, key=workers.place_of)
+
+
+def test_what_no_run_has_measured_does_not_come_last() -> None:
+    new, old = "tests/launch/test_new.py::test_x", "tests/launch/test_launch_exits.py::test_x"
+    assert workers.place_of(new) < workers.place_of(old)
 
 
 def test_long_files_are_taken_in_pieces() -> None:

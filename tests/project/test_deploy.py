@@ -26,7 +26,7 @@ from ringtrain.version import __version__
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = pytest.importorskip("tomli", reason="needs Python 3.11 to read pyproject.toml")
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -254,7 +254,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tools: Path, program: str, *arguments: str | Path) -> None:
     path = shutil.which(program, path=str(tools))
     if path is None:
-        pytest.skip(f"{program} could not be installed")
+        pytest.skip(f"needs an index with {program}: pip install {program}")
     done = subprocess.run(
         [path, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     )
@@ -272,7 +272,7 @@ def test_cibuildwheel_builds_what_is_published(machine: str, tools: Path) -> Non
     """It reads its table, refuses what it does not know, and names what it would build."""
     program = tools / "cibuildwheel"
     if not program.exists():
-        pytest.skip("cibuildwheel could not be installed")
+        pytest.skip("needs an index with cibuildwheel: pip install cibuildwheel")
     line = [program, "--platform", "linux", "--archs", machine, "--print-build-identifiers", ROOT]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -305,7 +305,7 @@ def validate(tools: Path, module: str, program: str, asked: list[dict[str, Any]]
     """Gives documents to a program that has a schema."""
     python = str(tools / "python")
     if subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
-        pytest.skip(f"{module} could not be installed")
+        pytest.skip(f"needs an index with {module}: pip install {module}")
     done = subprocess.run([python, "-c", program], input=json.dumps(asked), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -1,6 +1,6 @@
-"""docs/errors.md and the code have the same messages: none is missing there, none stands there that nobody says.
+"""The pages in docs/errors and the code have the same messages: none is missing there, none is there that nobody says.
 
-tests/project/messages.py finds them in the sources. The page has the beginning of each, with "…" for values as there.
+tests/project/messages.py finds them in the sources. The pages have the beginning of each, with "…" for values as there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from pathlib import Path
 import messages
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+INDEX = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
+PAGES = sorted(INDEX.with_suffix("").glob("*.md"))
+MOST_WORDS = 2400  # of a page; half of them are the messages
 LEAST_LETTERS = 8  # of an entry: a shorter one would stand for anything
 CLASSES = re.compile(r"Error$")
 
@@ -26,6 +28,10 @@ def entries_of(page: str) -> list[str]:
         for entry in re.findall(r"`([^`]+)`", row)
         if not CLASSES.search(entry)
     ]
+
+
+def all_entries() -> list[str]:
+    return [entry for page in PAGES for entry in entries_of(page.read_text())]
 
 
 def differences(entries: Iterable[str], templates: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -42,13 +48,26 @@ def differences(entries: Iterable[str], templates: Iterable[str]) -> tuple[list[
 
 def test_page_and_code_have_the_same_messages() -> None:
     places = {message.template: message.place for message in messages.of_project()}
-    missing, unsaid = differences(entries_of(PAGE.read_text()), places)
-    assert not missing, "docs/errors.md lacks:\n" + "\n".join(f"{places[each]}: {each}" for each in missing)
-    assert not unsaid, "docs/errors.md has what nobody says:\n" + "\n".join(unsaid)
+    missing, unsaid = differences(all_entries(), places)
+    assert not missing, "docs/errors lacks:\n" + "\n".join(f"{places[each]}: {each}" for each in missing)
+    assert not unsaid, "docs/errors has what nobody says:\n" + "\n".join(unsaid)
+
+
+def test_the_first_page_leads_to_all_others_and_has_no_message_itself() -> None:
+    text = INDEX.read_text()
+    assert entries_of(text) == []
+    assert sorted(re.findall(r"^\| \[.*\]\(errors/([\w-]+\.md)\) \|", text, re.MULTILINE)) == [
+        page.name for page in PAGES
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_can_be_looked_over(page: Path) -> None:
+    assert len(page.read_text().split()) <= MOST_WORDS
 
 
 def test_entries_are_told_apart() -> None:
-    entries = entries_of(PAGE.read_text())
+    entries = all_entries()
     assert len(entries) == len(set(entries))
     assert all(len(re.findall("[A-Za-z]", entry)) >= LEAST_LETTERS for entry in entries)
 
@@ -77,7 +96,7 @@ def test_a_new_message_is_found(case: str) -> None:
         message.template for message in (messages.of_cpp if language == "cc" else messages.of_python)(source, "new")
     ]
     assert template in found
-    missing, _ = differences(entries_of(PAGE.read_text()), found)
+    missing, _ = differences(all_entries(), found)
     assert template in missing
 
 

@@ -14,72 +14,22 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE, NATIVE = ROOT / "ringtrain", ROOT / "native"
 
-# A module may import those that stand in an earlier row, or in its own.
+# Rooms of the package: its folders and files. One may import those of earlier rows, and of two in one row none imports the other.
 PYTHON_LAYERS = [
-    ["version", "installation", "errors", "agent_protocol", "handshake", "_core", "_build"],
-    ["_native"],
-    ["tables", "stacks"],
-    [
-        "options",
-        "arguments",
-        "dlpack",
-        "cuda_arrays",
-        "descriptors",
-        "durable",
-        "nccl",
-        "launcher",
-        "announce",
-        "meeting",
-        "exits",
-        "reports",
-        "inquiries",
-        "ranges",
-        "processors",
-        "server",
-    ],
-    ["introducing"],
-    ["gathering"],
-    ["by_note"],
-    ["log", "buffers", "array_groups", "stores", "by_address", "by_files"],
-    ["rendezvous", "leading"],
-    ["mpi", "lonely_mpi"],
-    ["pending"],
-    ["context"],
-    ["membership"],
-    ["submission", "start", "repeats"],
-    [
-        "process_sets",
-        "numbering",
-        "probes",
-        "stalls",
-        "statistics",
-        "timelines",
-        "traces",
-        "flights",
-        "slots",
-    ],
-    ["operations"],
-    ["objects", "sharding", "checks", "gradients", "adjoints"],
-    ["averaging"],
-    ["_training"],
-    ["elastic"],
-    ["embedding"],
-    ["testing"],
-    ["api"],
-    [""],  # ringtrain/__init__.py
-    ["common", "basics"],
-    ["torch", "tensorflow", "jax", "launch"],
-    [
-        "keras",
-        "lightning",
-        "huggingface",
-        "ignite",
-        "spark",
-        "bench",
-        "runner",
-    ],  # on TensorFlow or on PyTorch; measures any of them; Horovod's place for the launcher
+    ["errors", "version", "_core"],
+    ["_binding"],
+    ["_rendezvous"],
+    ["_runtime"],
+    ["_bootstrap"],
+    ["_training", "testing"],
+    ["api", "elastic"],
+    ["", "embedding"],  # "": ringtrain/__init__.py
+    ["common", "jax", "launch"],
+    ["torch", "runner", "spark"],
+    ["keras", "lightning", "huggingface", "ignite"],
+    ["tensorflow"],  # tf.keras is Keras, too
+    ["bench"],
 ]
-STRANGERS = PYTHON_LAYERS[-2] + PYTHON_LAYERS[-1]  # of two in one row none imports the other
 # A folder may include its own headers and those of earlier rows.
 NATIVE_LAYERS = [
     ["include", "tables"],
@@ -101,7 +51,7 @@ def layer(name, layers):
 
 
 def imports_of(path):
-    """Modules of ringtrain that a file imports, as their first part below the package."""
+    """Rooms of ringtrain that a file imports from."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -121,10 +71,7 @@ def imports_of(path):
 
 def part_of(path):
     """The layer's name for a file of the package: its module, or its subpackage."""
-    parts = path.relative_to(PACKAGE).parts
-    if parts[:2] == ("tensorflow", "keras"):
-        return "keras"
-    first = parts[0].removesuffix(".py")
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     return "" if first == "__init__" else first
 
 
@@ -138,23 +85,20 @@ def check_imports(path):
     for name in imports_of(path):
         if name == own:
             continue
-        assert layer(name, PYTHON_LAYERS) <= layer(own, PYTHON_LAYERS), f"{path.name} imports {name or 'ringtrain'}"
-        assert layer(name, PYTHON_LAYERS) < layer(own, PYTHON_LAYERS) or own not in STRANGERS, (
-            f"{own} imports {name}: adapters, launcher and benchmark do not import each other"
-        )
+        assert layer(name, PYTHON_LAYERS) < layer(own, PYTHON_LAYERS), f"{path.name} imports {name or 'ringtrain'}"
 
 
 def test_the_check_finds_what_it_looks_for(tmp_path, monkeypatch):
     """An upward import is found in each of its spellings."""
     for line in (
-        "import ringtrain.operations",
-        "from ringtrain import operations",
-        "from ringtrain.operations import Sum",
+        "import ringtrain._runtime.operations",
+        "from ringtrain import _runtime",
+        "from ringtrain._runtime.operations import Sum",
     ):
         upward = tmp_path / "buffers.py"
         upward.write_text(line)
-        assert list(imports_of(upward)) == ["operations"]
-    assert layer("operations", PYTHON_LAYERS) > layer("buffers", PYTHON_LAYERS)
+        assert list(imports_of(upward)) == ["_runtime"]
+    assert layer("_runtime", PYTHON_LAYERS) > layer("_binding", PYTHON_LAYERS)
 
 
 def rows_of_page(title):
@@ -183,7 +127,7 @@ def test_includes_point_down():
                 assert layer(folder, NATIVE_LAYERS) < layer(own, NATIVE_LAYERS), f"{path.name} includes {included}"
 
 
-@pytest.mark.parametrize("folder", ["gradients", "averaging"])
+@pytest.mark.parametrize("folder", ["_training", "_training/adapter", "_training/averaging"])
 def test_floors_shared_by_all_adapters_import_no_framework(folder):
     allowed = set(sys.stdlib_module_names) | {"numpy", "ringtrain"}
     for path in (ROOT / "ringtrain" / folder).glob("*.py"):
@@ -210,7 +154,7 @@ def test_environment_is_read_in_few_places():
     readers = {
         part_of(path) for path in PACKAGE.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())
     }
-    assert readers == {"options", "launch", "bench"}
+    assert readers == {"_binding", "launch", "bench"}
 
 
 def test_one_file_opens_the_library():
@@ -235,7 +179,13 @@ MAKES_CODE = {
     "eval",
     "exec",
 }
-MAY_MAKE_CODE = {"objects.py", "torch/functions.py", "launch/call.py", "launch/function.py", "_build.py"}
+MAY_MAKE_CODE = {
+    "_runtime/objects.py",
+    "torch/functions.py",
+    "launch/call.py",
+    "launch/function.py",
+    "_binding/_build.py",
+}
 MAY_MAKE_CODE |= {"spark/driver.py", "spark/task.py"}  # what Spark has carried between its driver and its tasks
 
 
@@ -298,13 +248,20 @@ def test_files_of_the_launcher_import_each_other_one_way():
         below = {name: imported for name, imported in below.items() if name not in lowest}
 
 
-MOST_MODULES = 105
-NICHES = ("elastic", "embedding", "averaging", "launch", "torch.elastic", "torch.embedding", "torch.modes.local_steps")
+MOST_MODULES = 115
+NICHES = (
+    "elastic",
+    "embedding",
+    "_training.averaging",
+    "launch",
+    "torch.elastic",
+    "torch.embedding",
+    "torch.modes.local_steps",
+)
 
 
 def test_what_few_use_is_loaded_by_those() -> None:
     """``import ringtrain.torch``, beside torch itself."""
-    pytest.importorskip("torch")
     program = """
 import sys, torch
 before = set(sys.modules)
@@ -315,3 +272,16 @@ print(*(name for name in set(sys.modules) - before if name.split(".")[0] == "rin
     loaded = [name.removeprefix("ringtrain.") for name in run.stdout.split()]
     assert len(loaded) <= MOST_MODULES
     assert not [name for name in loaded if any(name == room or name.startswith(f"{room}.") for room in NICHES)]
+
+
+@pytest.mark.parametrize("framework, backend", [("tensorflow", ""), ("tensorflow.keras", ""), ("keras", "torch")])
+def test_what_averages_local_steps_is_loaded_by_those_who_do(framework: str, backend: str) -> None:
+    program = f"""
+import os, sys
+os.environ["KERAS_BACKEND"] = "{backend or "tensorflow"}"
+import ringtrain.{framework} as hvd
+print(*(name for name in sys.modules if name.startswith("ringtrain._training.averaging")))
+assert "Outer" in dir(hvd) and hvd.Outer(0.7).rate == 0.7
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not run.stdout.split()

@@ -15,10 +15,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import clang_tidy
 import lint
 import pytest
-
-clang_tidy = pytest.importorskip("clang_tidy", reason="not run: the wheel clang-tidy is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "native"

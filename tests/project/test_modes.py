@@ -6,7 +6,10 @@ import pathlib
 from ringtrain._training.needs import NEEDS, TRAITS, table
 
 ROOT = pathlib.Path(__file__).parents[2]
-TRIED = ("with_torch/test_torch_modes.py", "with_tensorflow/test_tensorflow_modes.py", "with_jax/test_jax_modes.py")
+TRIED = (
+    "with_torch/test_torch_modes.py", "with_tensorflow/test_tensorflow_modes.py", "with_jax/test_jax_modes.py",
+    "with_keras/jax_keras_run.py",
+)  # fmt: skip
 
 
 def test_the_page_has_the_table() -> None:

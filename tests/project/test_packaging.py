@@ -89,7 +89,7 @@ def test_sdist_holds_what_a_build_and_a_test_need(sdist: Path) -> None:
         "native/include/ringtrain.h",
         "native/tables/dtypes.def",
         "native/c_api.cc",
-        "ringtrain/_build.py",
+        "ringtrain/_binding/_build.py",
         "setup.py",
         "pyproject.toml",
         "LICENSE",
@@ -131,7 +131,7 @@ def test_wheel_works_without_a_compiler(version: str, wheel: Path, tmp_path: Pat
     """In a fresh environment of each CPython of this machine, with pip alone."""
     base = find_python(version)
     if base is None:
-        pytest.skip(f"no python{version} on PATH or under ~/.pyenv")
+        pytest.skip(f"needs python{version} on PATH or under ~/.pyenv: pyenv install {version}")
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         venv.create(tmp_path / "v", with_pip=True)
     else:

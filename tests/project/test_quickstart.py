@@ -12,9 +12,9 @@ import venv
 import zipfile
 from pathlib import Path
 
+import needs
 import pytest
 
-pytest.importorskip("torch", reason="needs torch")
 QUICKSTART = Path(__file__).parents[2] / "bin" / "quickstart"
 
 
@@ -74,7 +74,7 @@ def index_of(folder: Path, *versions: str) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(glob.glob("/dev/nvidia[0-9]*")), reason="a machine with a GPU gets the CUDA build")
+@needs.machine("needs a machine without a GPU" if glob.glob("/dev/nvidia[0-9]*") else "")
 @pytest.mark.parametrize(
     "versions, asked, said",
     [

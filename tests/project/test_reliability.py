@@ -1,12 +1,12 @@
-"""docs/reliability.md has every promise with tests that exist, and every fault that `ringtrain bench faults` does."""
+"""docs/reliability.md has every promise with tests that exist, and every fault that `python -m benchmarks faults` does."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from ringtrain.bench.__main__ import ELASTIC_PARTS
-from ringtrain.bench.faults import FAULTS
+from benchmarks.__main__ import ELASTIC_PARTS
+from benchmarks.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()

@@ -1,4 +1,4 @@
-"""tests/sitecustomize.py spares TensorFlow packages that it needs for nothing, and nobody else."""
+"""tests/sitecustomize.py spares TensorFlow and PyTorch what they need for nothing, and nobody else."""
 
 import os
 import subprocess
@@ -7,18 +7,64 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = """
+TENSORFLOW = """
 import importlib, sitecustomize, sys, tensorflow
 print([name for name in sitecustomize.SPARED if name in sys.modules])
 for name in sitecustomize.SPARED:
     importlib.import_module(name)
 """
 
+PYTORCH = """
+import sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(1, 2)).square().sum()
+    loss.backward()
+    return loss
+
+losses = [float(optimizer.step(closure)) for _ in range(3)]
+optimizer.load_state_dict(optimizer.state_dict())
+assert losses[2] < losses[0] and torch.is_grad_enabled()
+print("torch._dynamo" in sys.modules)
+"""
+
+COMPILED = """
+import torch, torch._dynamo
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).square().sum().backward()
+    optimizer.step()
+
+compiled = torch.compile(step, backend="eager")
+for _ in range(3):
+    compiled()
+print(sorted(counters["graph_break"].values()), sorted(counters["stats"].items()), model.weight.tolist())
+"""
+
+
+def said(program: str, **variables: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **variables}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
 
 def test_tensorflow_imports_nothing_that_is_spared_and_others_do():
-    for name in ("tensorflow", "sklearn", "matplotlib", "jax", "scipy"):
-        pytest.importorskip(name)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[]\n"
+    assert said(TENSORFLOW) == "[]\n"
+
+
+def test_an_optimizer_of_pytorch_steps_without_the_compiler():
+    assert said(PYTORCH) == "False\n"
+
+
+@pytest.mark.long
+def test_the_compiler_meets_pytorch_as_it_is():
+    assert said(COMPILED) == said(COMPILED, PYTHONPATH="")

@@ -1,6 +1,6 @@
 """Faults planted into copies of what decides in an elastic job, to show that its simulation finds such faults.
 
-tests/native/step_test.cc has what only a rare meeting of faults would show.
+tests/native/step_test.cc and authority_test.cc have what only a rare meeting of faults would show.
 """
 
 from __future__ import annotations
@@ -204,6 +204,19 @@ MUTANTS = [
         "unheard.at(uid) < unheard.at(*most)",
     ),
     Mutant("both sides of a cut go on", AUTHORITY, "unheard.count(uid) > 0", "false"),
+    Mutant(
+        "a host whose network for data is dead gets ranks",
+        AUTHORITY,
+        "  for (const std::string& host : unheard_hosts) LetGo(now, host, actions);",
+        ";",
+    ),
+    Mutant("a host that is let go gets ranks before it is checked", AUTHORITY, "  hosts_[name].leaves = true;", ";"),
+    Mutant(
+        "a host is let go for one of its ranks",
+        AUTHORITY,
+        "std::any_of(living.begin(), living.end(), is_there)",
+        "(std::any_of(living.begin(), living.end(), is_there) && false)",
+    ),
     Mutant(
         "a world goes on below the minimum",
         AUTHORITY,

@@ -1,6 +1,8 @@
 #include "faults.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <sstream>
 
 #include "base/ranks.h"
 #include "random.h"
@@ -33,6 +35,21 @@ std::vector<int> HostsOf(const Plan& plan) {
 
 std::string SubjectText(const Plan& plan, const std::vector<int>& ranks) {
   return RanksText(ranks) + " on host '" + plan.HostName(ranks[0]) + "': expected ";
+}
+
+// What RanksText made the beginning of a text of; none if it is of one rank.
+std::vector<int> RanksIn(const std::string& text) {
+  std::vector<int> ranks;
+  std::istringstream rest(text);
+  std::string word;
+  rest >> word;
+  for (int rank; word == "ranks" && rest >> rank;) {
+    if (rank < 0)  // what follows a dash
+      for (int next = ranks.back() + 1; next < -rank; ++next) ranks.push_back(next);
+    ranks.push_back(std::abs(rank));
+    if (rest.peek() == ',') rest.get();
+  }
+  return ranks;
 }
 
 // What is told of a rank with which a connection was lost.
@@ -244,6 +261,18 @@ Nanoseconds Jitter(const Plan& plan, const Fault& fault, int rank) {
   return static_cast<Nanoseconds>(Mix({plan.seed, 10, static_cast<uint64_t>(rank)}) % kJitter);
 }
 
+// That several ranks of a host have ended, each in some crash, and one of them in this one.
+bool TellsOfSeveral(const Plan& plan, const Fault& fault, const std::string& cause) {
+  std::vector<int> crashed;
+  for (const Fault& each : plan.faults)
+    if (each.kind == Fault::kCrash) crashed.insert(crashed.end(), each.ranks.begin(), each.ranks.end());
+  const std::vector<int> named = RanksIn(cause);
+  const auto has_crashed = [&](int rank) { return std::count(crashed.begin(), crashed.end(), rank) > 0; };
+  const auto in_this = [&](int rank) { return std::count(fault.ranks.begin(), fault.ranks.end(), rank) > 0; };
+  return named.size() > 1 && cause.find(SubjectText(plan, named)) == 0 &&
+         std::all_of(named.begin(), named.end(), has_crashed) && std::any_of(named.begin(), named.end(), in_this);
+}
+
 std::string RaisedText(int rank) { return "rank " + std::to_string(rank) + " has failed: ValueError"; }
 
 std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nanoseconds now,
@@ -262,6 +291,7 @@ std::string Misfit(const Plan& plan, const Fault& fault, Nanoseconds struck, Nan
     if (fault.kind != Fault::kCut) subjects.push_back(SubjectText(plan, {rank}));
     if (host[0] == rank) subjects.push_back(SubjectText(plan, host));  // which beats for all of them
   }
+  if (fault.kind == Fault::kCrash && TellsOfSeveral(plan, fault, cause)) return "";
   if (std::none_of(subjects.begin(), subjects.end(),
                    [&](const std::string& subject) { return cause.compare(0, subject.size(), subject) == 0; }))
     return "nothing has happened to that rank";

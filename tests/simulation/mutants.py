@@ -6,6 +6,7 @@ single executable (``simulate_mutants``) has them all and one is awake at a time
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -223,12 +224,13 @@ MUTANTS = [
         "clock.warn_at",
     ),
     # Who lives
-    Mutant("silence is no death", LIVENESS, "now - peer->changed < bound_", "true"),
+    Mutant("silence is no death", LIVENESS, "now - peer->changed < bound", "true"),
     Mutant("half of the bound is enough", LIVENESS, "dead_after_seconds * 1e9", "dead_after_seconds * 0.5e9"),
-    Mutant("a process that has ended is not noticed", LIVENESS, "peer->local && first.died", "false"),
-    Mutant("whoever left is judged on", LIVENESS, "peer->local && first.left", "false"),
+    Mutant("a process that has ended is not noticed", LIVENESS, "peer.local && sign.died", "false"),
+    Mutant("whoever left has died when it ends", LIVENESS, "!sign.left", "true"),
+    Mutant("whoever left is judged on", LIVENESS, "peer->local && seen[peer->ranks[0]].left", "false"),
     Mutant("a new sign of life is not noted", LIVENESS, "sign != peer->sign", "false"),
-    Mutant("whoever was stopped judges at once", LIVENESS, "if (!listened) peer.changed = now;", ";"),
+    Mutant("whoever was stopped judges at once", LIVENESS, "if (!listened(peer)) peer.changed = now;", ";"),
     Mutant(
         "hosts are listened to in one direction of the ring only",
         LIVENESS,
@@ -371,6 +373,7 @@ def mutated(mutants: list[Mutant], file: str, text: str) -> str:
     """The text of a source with all its mutants in it.
 
     Raises ValueError if a mutant's piece does not occur exactly once, or overlaps another's: the source has changed.
+    So it does for half of a statement, which a switch cannot hold.
     """
     pieces = []
     for number, mutant in enumerate(mutants):
@@ -381,6 +384,10 @@ def mutated(mutants: list[Mutant], file: str, text: str) -> str:
                 f"mutant '{mutant.name}': expected this once in {file}, but found it {text.count(mutant.original)} times: "
                 f"{mutant.original!r}. Adapt the table in tests/simulation to the source."
             )
+        if not (is_whole(mutant.original) and is_whole(mutant.mutated)):
+            raise ValueError(
+                f"mutant '{mutant.name}' begins or ends within brackets: choose a whole expression or statement."
+            )
         pieces.append((text.index(mutant.original), mutant, AWAKE.format(number=number)))
     end = 0
     parts = ['#include "mutants.h"\n']
@@ -390,6 +397,14 @@ def mutated(mutants: list[Mutant], file: str, text: str) -> str:
         parts += [text[end:start], switched(mutant, awake)]
         end = start + len(mutant.original)
     return "".join([*parts, text[end:]])
+
+
+def is_whole(text: str) -> bool:
+    """Whether each bracket that this C++ opens is closed in it."""
+    rest = re.sub(r"[^][(){}]", "", text)
+    while (closed := re.sub(r"\(\)|\[\]|\{\}", "", rest)) != rest:
+        rest = closed
+    return not rest
 
 
 def switched(mutant: Mutant, awake: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringtrain as rt
-from ringtrain._native import lib
+from ringtrain._binding._native import lib
 
 # The longer of the two: a share of the time, and so many rounds, whatever the machine does besides.
 WARM_UP, WARM_UP_ROUNDS, MEASURED_ROUNDS = 1 / 3, 60, 120

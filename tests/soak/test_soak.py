@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
-from ringtrain.bench.jobs import Job
+from benchmarks.jobs import Job
 
 RANKS = 4
 SECONDS, LONG_SECONDS, PLANT_SECONDS = 2, 1800, 1

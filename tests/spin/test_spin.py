@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
+import needs
 import pytest
 
 NEGOTIATION, EPOCHS, SCHEDULE = (
@@ -40,7 +40,7 @@ MEMORY = 2048  # MiB
 
 pytestmark = [
     pytest.mark.long,  # the models change with the protocol alone
-    pytest.mark.skipif(shutil.which("spin") is None, reason="not run: there is no spin (apt-get install spin)"),
+    needs.package("spin", "spin"),
 ]
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 import re
 import threading
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import ringtrain as rt
-from ringtrain import context, exits, tables
-from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
-from ringtrain.testing import World
-
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-import jax.numpy as jnp
-
 import ringtrain.jax as hvd
+from ringtrain._binding import tables
+from ringtrain._runtime import context, exits
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.jax import library
+from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -103,6 +102,46 @@ def test_the_other_dtypes():
         for refused in (lambda x: hvd.allreduce(x, "refused"), jax.jit(lambda x: hvd.allreduce(x, "refused"))):
             with pytest.raises((rt.RingtrainError, jax.errors.JaxRuntimeError), match="Cast to bfloat16 or float32"):
                 refused(arrays["float8_e4m3fn"]).block_until_ready()
+
+    on_ranks(on_rank)
+
+
+def test_several_arrays_are_one_operation():
+    """In a program and outside, of several dtypes, empty ones too; with gradients and batches as of one array."""
+
+    def on_rank(rank):
+        arrays = [contribution(rank), jnp.arange(3) + rank, jnp.zeros((0, 2)), jnp.asarray(float(rank))]
+
+        def added(arrays):
+            return hvd.grouped_allreduce(arrays, "group", hvd.Sum, compression=hvd.Compression.none)
+
+        def loss(arrays):
+            first, _, _, last = added(arrays)
+            return (first**2).sum() * last
+
+        floats = [arrays[0], arrays[1].astype("float32"), *arrays[2:]]
+        program = jax.jit(added)
+        text = program.lower(arrays).as_text()
+        assert text.count("ringtrain_collective") == 1 and hvd.grouped_allreduce([]) == []
+        batched = jax.jit(jax.vmap(lambda x, y: added([x, y])[0], in_axes=(1, None)))(arrays[0], arrays[3])
+        return program(arrays), added(arrays), jax.jit(jax.grad(loss))(floats)[0], batched
+
+    total = sum(np.asarray(contribution(rank)) for rank in range(2))
+    for results, same, gradient, batched in on_ranks(on_rank):
+        for found in (results, same):
+            np.testing.assert_array_equal(found[0], total)
+            assert found[1].tolist() == [1, 3, 5] and found[2].shape == (0, 2) and float(found[3]) == 1.0
+        np.testing.assert_allclose(gradient, 2 * 2 * total)  # of both ranks' losses
+        np.testing.assert_array_equal(batched, total.T)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_group_fails_as_a_whole(compiled):
+    def on_rank(rank):
+        arrays = [jnp.zeros(2), jnp.zeros(2 + rank)]
+        run = jax.jit(lambda given: hvd.grouped_allreduce(given, "group")) if compiled else hvd.grouped_allreduce
+        with pytest.raises((MismatchError, jax.errors.JaxRuntimeError), match="shape must be the same on all ranks"):
+            jax.block_until_ready(run(arrays))
 
     on_ranks(on_rank)
 

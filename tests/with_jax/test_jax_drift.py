@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
+import drifts
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from modes import in_mode
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
-import jax.numpy as jnp
-
+import ringtrain as rt
 import ringtrain.jax as hvd
-from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift, watch
+from ringtrain._training import watch
+from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as in test_jax.py
-TOLD = (MismatchError, jax.errors.JaxRuntimeError)
+refused = functools.partial(drifts.refused, (MismatchError, jax.errors.JaxRuntimeError))
 COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])
-
-
-@pytest.fixture
-def two():
-    """Two ranks as threads."""
-    with World(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def compared_always(monkeypatch):
-    """Parameters are compared in each step."""
-    monkeypatch.setattr(drift, "PERIOD", 0.0)
-    monkeypatch.setattr(drift, "SHARE", float("inf"))
 
 
 def loss_of(parameters, x):
@@ -55,20 +44,6 @@ def trains(rank, compiled, begins_at=1.0, between=lambda step, *state: state, st
         parameters, state = between(number, parameters, state)
         parameters, state = run(parameters, state, jnp.array([[1.0, float(rank)], [0.5, -1.0]]))
     return jax.tree.map(lambda each: np.asarray(each).tolist(), parameters)
-
-
-def refused(two, body):
-    """Both ranks raise the same error; returns its text."""
-
-    def on_rank(rank):
-        with pytest.raises(TOLD) as caught:
-            body(rank)
-        return str(caught.value)
-
-    texts = two.run(on_rank)
-    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
-    assert len(said) == 1, texts
-    return said.pop()
 
 
 @COMPILED
@@ -253,3 +228,115 @@ def test_updates_of_many_at_once_are_let_be(two, compared_always, compiled):
 
     first, second = two.run(body)
     assert first == second
+
+
+@COMPILED
+def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always, compiled):
+    """Averages are then of those that go on, as the rank that went furthest has them."""
+
+    def body(rank):
+        found = trains(rank, compiled, steps=3 + 2 * rank)
+        return found, hvd.join()
+
+    (_, last), (found, _) = two.run(body)
+    parameters, optimizer = {"weights": jnp.full((2,), 1.0), "bias": jnp.zeros(())}, optax.adam(0.1)
+    state = optimizer.init(parameters)
+    for step in range(5):
+        ranks = (0, 1) if step < 3 else (1,)
+        each = [jax.grad(loss_of)(parameters, jnp.array([[1.0, float(rank)], [0.5, -1.0]])) for rank in ranks]
+        updates, state = optimizer.update(jax.tree.map(lambda *own: sum(own) / len(own), *each), state)
+        parameters = optax.apply_updates(parameters, updates)
+    assert last == 1
+    for name, expected in parameters.items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inits", [False, True], ids=["made", "with a state"])
+def test_a_transformation_that_never_updates_is_told_at_the_end(caplog, inits):
+    """As where a script calls the update of the optimizer that it has wrapped."""
+
+    def body(rank):
+        own = optax.sgd(0.1)
+        averaged = hvd.DistributedGradientTransformation(own, name="of the model")
+        state = averaged.init(jnp.ones(2)) if inits else own.init(jnp.ones(2))
+        own.update(jnp.ones(2) * rank, state)
+        trains(rank, compiled=True, steps=2)  # which is another one
+
+    with World(2) as world:
+        world.run(body)
+        assert not caplog.messages
+    told = (
+        "DistributedGradientTransformation 'of the model': its update was never called, so it has reduced no gradients"
+    )
+    assert [message.startswith(told) for message in caplog.messages] == [True, True]
+
+
+def test_a_transformation_that_need_not_update_is_not_told(caplog):
+    """Outside of its process set, in a world that has failed, or of one rank; and where a world before this one has updated."""
+    lasting: list[object] = [None] * 3
+
+    def first(rank):
+        lasting[rank] = hvd.DistributedGradientTransformation(optax.sgd(0.1), process_set=rt.add_process_set([0, 1]))
+        if rank < 2:
+            lasting[rank].update(jnp.ones(2), lasting[rank].init(jnp.ones(2)))
+
+    def later(rank):
+        lasting[rank].init(jnp.ones(2))
+
+    def failing(rank):
+        hvd.DistributedGradientTransformation(optax.sgd(0.1))
+        if rank:
+            raise OSError("disk")
+        with pytest.raises(rt.RingtrainError):
+            rt.barrier()
+
+    for size, body in ((3, first), (2, later), (1, lambda rank: hvd.DistributedGradientTransformation(optax.sgd(0.1)))):
+        with World(size) as world:
+            world.run(body)
+    with pytest.raises(OSError, match="disk"), World(2) as world:
+        world.run(failing)
+    assert not [message for message in caplog.messages if "never called" in message]
+
+
+@COMPILED
+def test_ranks_without_the_transformation_are_named(compiled):
+    """Not at once, since a rank may be late; and no other operation hides it."""
+    told = r"gradients\S*: waiting \S+ s: submitted by rank 0; missing rank 1"
+    with (
+        World(2, stall_abort_seconds=1) as world,
+        pytest.raises((RingtrainError, jax.errors.JaxRuntimeError), match=told),
+    ):
+        world.run(lambda rank: rank or trains(rank, compiled))
+
+
+def test_a_loop_without_any_transformation_compares_its_parameters_itself(two):
+    def body(rank):
+        parameters = {"weights": jnp.ones(2), "bias": jnp.zeros(())}
+        for _ in range(3):
+            rt.check_replicas(parameters, every=2)
+            gradients = jax.grad(loss_of)(parameters, jnp.array([[1.0, float(rank)]]))
+            parameters = jax.tree.map(lambda each, gradient: each - 0.1 * gradient, parameters, gradients)
+
+    with pytest.raises(MismatchError, match="check_replicas 'bias': the bits must be the same on all ranks"):
+        two.run(body)
+
+
+def test_what_is_lost_of_one_models_gradients_is_not_made_up_for_in_anothers():
+    def body(rank):
+        own = np.random.default_rng(rank).normal(size=(4, 2, 64, 64)).astype(np.float32) * [[[[1000.0]], [[1.0]]]]
+        both = [
+            hvd.DistributedGradientTransformation(optax.sgd(-1.0), compression=hvd.Compression.int8) for _ in range(2)
+        ]
+        states = [each.init(jnp.zeros((64, 64))) for each in both]
+        found = [
+            [
+                np.asarray(each.update(jnp.float32(given), state)[0])
+                for each, state, given in zip(both, states, step, strict=True)
+            ]
+            for step in own
+        ]
+        return np.array(found), own
+
+    with World(2, "1+1") as world:
+        (found, one), (_, two) = world.run(body)
+    assert np.abs(found - (one + two) / 2)[:, 1].max() < 0.1

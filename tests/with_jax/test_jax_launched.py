@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from environments import rank_environment, ringtrainrun
 
-pytest.importorskip("jax")
-
 
 @pytest.mark.long
 @pytest.mark.tcp  # an MPI's launcher ends the others before they can tell

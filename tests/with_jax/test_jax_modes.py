@@ -10,8 +10,13 @@ import ringtrain.jax as hvd
 from ringtrain._training.needs import NEEDS, TRAITS
 from ringtrain.errors import UnsupportedError
 
-MODES = {"LocalSteps": rt.LocalSteps(2), "OneStepLate": rt.OneStepLate(), "ShardedStep": rt.ShardedStep()}
-PAIRS = {("LocalSteps", "jax"): 1, ("OneStepLate", "jax"): 1, ("ShardedStep", "jax"): 1}
+MODES = {
+    "LocalSteps": rt.LocalSteps(2), "OneStepLate": rt.OneStepLate(), "ShardedStep": rt.ShardedStep(),
+    "gradient_as_bucket_view": rt.Synchronous(gradient_as_bucket_view=True),
+}  # fmt: skip
+PAIRS = {
+    ("LocalSteps", "jax"): 1, ("OneStepLate", "jax"): 1, ("ShardedStep", "jax"): 1, ("gradient_as_bucket_view", "jax"): 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" with ".join)

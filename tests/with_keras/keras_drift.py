@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ringtrain as rt
-from ringtrain.gradients import drift
+from ringtrain._training import drift
 from ringtrain.testing import World
 
 
@@ -98,6 +98,7 @@ def fits(
 
     def begins(batch: int, logs: Any = None) -> None:
         if act is not None and batch == 2 and is_last():
+            getattr(model, "jax_state_sync", lambda: None)()  # as Keras asks for on JAX
             act(model, model.optimizer)
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_begin=begins)

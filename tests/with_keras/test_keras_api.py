@@ -2,11 +2,9 @@
 
 import inspect
 
+import keras
 import numpy as np
 import pytest
-
-keras = pytest.importorskip("keras")
-
 import tensorflow as tf
 
 import ringtrain as rt

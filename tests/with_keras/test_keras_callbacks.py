@@ -2,12 +2,10 @@
 
 import logging
 
+import keras
+import keras_runs as runs
 import numpy as np
 import pytest
-
-keras = pytest.importorskip("keras")
-
-import keras_runs as runs
 import tensorflow as tf
 
 import ringtrain as rt

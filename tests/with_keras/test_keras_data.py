@@ -1,16 +1,14 @@
 """``ringtrain.shard`` for ``tf.data``: the same elements as for indices, and ``fit`` on uneven data ends everywhere."""
 
+import keras
+import keras_runs as runs
 import numpy as np
 import pytest
-
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
-
-import keras_runs as runs
+import tensorflow as tf
 
 import ringtrain as rt
 import ringtrain.keras as hvd
-from ringtrain import sharding
+from ringtrain._training import sharding
 from ringtrain.testing import World
 
 

@@ -1,43 +1,27 @@
 """Ranks that train apart with Keras are told so, eager and in graphs; what only looks like it is let be."""
 
+import functools
 import pathlib
 import subprocess
 import sys
 
+import drifts
+import keras
+import keras_drift as planted
 import numpy as np
 import pytest
-from modes import in_mode
-
-keras = pytest.importorskip("keras")
-
-import keras_drift as planted
 import tensorflow as tf
 from environments import rank_environment, ringtrainrun
-from worlds import LAUNCHED
+from modes import in_mode
 
 import ringtrain.keras as hvd
+from ringtrain._training import drift, watch
+from ringtrain._training.watch import Watch
 from ringtrain.elastic import BatchSampler, State
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift, watch
-from ringtrain.gradients.watch import Watch
-from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
-TOLD = (MismatchError, tf.errors.InvalidArgumentError)
-
-
-@pytest.fixture
-def two():
-    """Two ranks: those that judge wait on the host, each in a thread of TensorFlow's few."""
-    with World(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def compared_always(monkeypatch):
-    """Parameters are compared in each step."""
-    monkeypatch.setattr(drift, "PERIOD", 0.0)
-    monkeypatch.setattr(drift, "SHARE", float("inf"))
+refused = functools.partial(drifts.refused, (MismatchError, tf.errors.InvalidArgumentError))
 
 
 def network(seed=1):
@@ -96,20 +80,6 @@ def trains(
     return [value.numpy() for value in model.trainable_variables]
 
 
-def refused(two, body):
-    """Both ranks raise the same error; returns its text."""
-
-    def on_rank(rank):
-        with pytest.raises(TOLD) as caught:
-            body(rank)
-        return str(caught.value)
-
-    texts = two.run(on_rank)
-    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
-    assert len(said) == 1, texts
-    return said.pop()
-
-
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("cause", planted.CAUSES.values(), ids=planted.CAUSES)
 def test_a_planted_cause_is_told(two, compared_always, traced, cause):
@@ -127,7 +97,7 @@ def test_a_graph_makes_most_rows_by_itself(two, rests_always):
     """Which are those that the host would make, as another rank has it make one in the same step."""
 
     def wakes(model, optimizer):
-        optimizer._gradient_reduction.watch.wake()
+        optimizer._gradient_reduction.watching.watch.wake()
 
     one, other = two.run(lambda rank: trains(rank, True, act=wakes, at=30, steps=60))
     assert all((mine == theirs).all() for mine, theirs in zip(one, other, strict=True))
@@ -152,7 +122,6 @@ def test_another_rate_is_told_while_a_graph_rests(two, rests_always, scheduled):
 
 
 @pytest.mark.tcp
-@pytest.mark.skipif(LAUNCHED, reason="starts a job of its own")
 def test_steps_of_an_elastic_state_are_told_in_graphs():
     """Which call the host in a thread of TensorFlow's, where a rank must be a process."""
     script = pathlib.Path(__file__).with_name("keras_surviving_drift.py")
@@ -278,3 +247,12 @@ def test_numbers_of_numpy_are_those_of_a_file(two):
         trains(rank, False, make=lambda: keras.optimizers.Adam(0.1, beta_1=beta if rank else float(beta)))
 
     two.run(body)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always, traced):
+    def body(rank):
+        trains(rank, traced, steps=3 + 2 * rank)
+        return hvd.join()
+
+    assert two.run(body) == [1, 1]

@@ -1,18 +1,15 @@
 """Elastic states and callbacks of Keras on TensorFlow; tests/faults/test_elastic_frames.py has real jobs."""
 
-import pytest
-
-keras = pytest.importorskip("keras")
-pytest.importorskip("tensorflow")
-
 import elastic_checks as checks
+import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ringtrain.keras as hvd
 import ringtrain.tensorflow
 import ringtrain.tensorflow.keras
-from ringtrain import membership
+from ringtrain._bootstrap import membership
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.tensorflow import presence
 from ringtrain.testing import World

@@ -1,11 +1,8 @@
 """Files of ``Elastic``: a ``fit`` goes on from the newest one; and callbacks that write do so on rank 0, whichever that is."""
 
-import pytest
-
-pytest.importorskip("keras")
-
 import keras
 import numpy as np
+import pytest
 
 import ringtrain.keras as hvd
 from ringtrain.errors import UnsupportedError

@@ -3,11 +3,9 @@
 Each rank starts from weights of its own and reads data of its own, so that a missing broadcast or average shows.
 """
 
-import pytest
-
-keras = pytest.importorskip("keras")
-
+import keras
 import keras_runs as runs
+import pytest
 
 import ringtrain as rt
 import ringtrain.keras as hvd

@@ -1,14 +1,17 @@
-"""The Keras example trains on two ranks of the launcher, as its first lines say, and resumes with the same bits."""
+"""The examples of Keras and TensorFlow train on two ranks; a run that resumes ends with the same bits."""
 
 import pytest
-
-pytest.importorskip("keras")
-pytest.importorskip("tensorflow")
-pytest.importorskip("sklearn")
-
-from test_examples import last, run
+from test_examples import last, run, run_in_threads
 
 pytestmark = pytest.mark.timeout(300)
+
+
+def test_fit_learns(monkeypatch, capsys):
+    assert last(r"epoch 7: loss ([\d.]+)", run_in_threads("keras_fit", monkeypatch, capsys)) < 0.03
+
+
+def test_a_tape_learns(monkeypatch, capsys):
+    assert last(r"epoch 9: loss ([\d.]+)", run_in_threads("tensorflow_tape", monkeypatch, capsys)) < 0.03
 
 
 @pytest.mark.long  # what resumes is compared in test_keras_files, too

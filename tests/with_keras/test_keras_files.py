@@ -5,12 +5,10 @@ import pickle
 import subprocess
 import sys
 
+import keras
+import keras_runs as runs
 import numpy as np
 import pytest
-
-keras = pytest.importorskip("keras")
-
-import keras_runs as runs
 
 import ringtrain.keras as hvd
 from ringtrain.keras.optimizer import reduction_of

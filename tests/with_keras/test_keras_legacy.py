@@ -3,15 +3,12 @@
 In a process of its own: ``TF_USE_LEGACY_KERAS`` is read when TensorFlow is imported.
 """
 
-import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras")
 
 
 # Several in each process, which needs longer to import TensorFlow than for most of them.

@@ -1,13 +1,11 @@
 """``LocalSteps(every=H)`` of Keras: ranks that train alone for H updates, against all of them in one process."""
 
+import keras
 import numpy as np
 import pytest
-from modes import in_mode
-
-keras = pytest.importorskip("keras")
-
 import tensorflow as tf
 from keras_runs import GLOBAL_BATCH, STEPS, X, Y, dense_model, share_of, start_callbacks
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.keras as hvd

@@ -1,12 +1,10 @@
 """``OneStepLate`` and PowerSGD of Keras' optimizers: what is applied when, what is lost and made up for, and what is saved."""
 
+import keras
 import numpy as np
 import pytest
-from modes import in_mode
-
-keras = pytest.importorskip("keras")
-
 import tensorflow as tf
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.keras as hvd

@@ -1,32 +1,22 @@
 """``DistributedOptimizer`` for Keras: it stays the user's optimizer, reduces when it should, and says what is wrong."""
 
 import copy
+import itertools
 import pickle
 import threading
 
+import keras
+import keras_runs as runs
 import numpy as np
 import pytest
-from modes import in_mode
-
-keras = pytest.importorskip("keras")
-
-import itertools
-
-import keras_runs as runs
 import tensorflow as tf
+from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.keras as hvd
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.testing import World
-
-
-@pytest.fixture
-def two():
-    """Ranks as threads of this process."""
-    with World(2) as opened:
-        yield opened
 
 
 def variables(*values):
@@ -600,6 +590,24 @@ def is_still_distributed(rank, again, folder):
         each.assign(np.zeros(each.shape))
     network.compile(optimizer, "mse")
     assert trained(network) == [1.5] * 3
+
+
+def test_a_rank_that_is_alone_trains_in_mixed_precision_as_without_ringtrain():
+    """The script for many ranks, with its callback."""
+
+    def trained(wraps):
+        keras.mixed_precision.set_dtype_policy("mixed_float16")  # of this thread
+        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        optimizer = keras.optimizers.SGD(0.1)
+        network.compile(hvd.DistributedOptimizer(optimizer) if wraps else optimizer, "mse")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if wraps else []
+        network.fit(np.ones((2, 3)), np.full((2, 1), 0.25), batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+        network.train_on_batch(np.ones((2, 3)), np.full((2, 1), 0.25))
+        return [weight.tolist() for weight in network.get_weights()]
+
+    with World(1) as world:
+        plain, found = world.run(lambda rank: (trained(False), trained(True)))[0]
+    assert found == plain != [[[1.0]] * 3, [0.0]]
 
 
 def test_unscaling_between_synchronize_and_apply(two):

@@ -1,12 +1,10 @@
 """Adasum in TensorFlow: operations, tapes, and TensorFlow 1's optimizers, whose steps are combined."""
 
-import pytest
-from modes import in_mode
-
-tf = pytest.importorskip("tensorflow")
-
 import numpy as np
+import pytest
+import tensorflow as tf
 from adasum_reference import reference
+from modes import in_mode
 
 import ringtrain.tensorflow as hvd
 from ringtrain.testing import World

@@ -1,38 +1,25 @@
 """Ranks whose variables part are told so by tapes and by optimizers of TensorFlow 1; what only looks like it is let be."""
 
+import functools
 import pathlib
 import subprocess
 import sys
 import textwrap
 
+import drifts
 import pytest
+import tensorflow as tf
 from modes import in_mode
-
-tf = pytest.importorskip("tensorflow")
 
 import ringtrain as rt
 import ringtrain.tensorflow as hvd
+from ringtrain._training import drift, watch
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift, watch
 from ringtrain.tensorflow import watching
-from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
 TOLD = (MismatchError, tf.errors.InvalidArgumentError)
-
-
-@pytest.fixture
-def two():
-    """Two ranks: those that judge wait on the host, each in a thread of TensorFlow's few."""
-    with World(2) as opened:
-        yield opened
-
-
-@pytest.fixture
-def compared_always(monkeypatch):
-    """Variables are compared in each step."""
-    monkeypatch.setattr(drift, "PERIOD", 0.0)
-    monkeypatch.setattr(drift, "SHARE", float("inf"))
+refused = functools.partial(drifts.refused, TOLD)
 
 
 def trains(traced, begins_at, between=lambda step, variables: None, steps=5, **arguments):
@@ -51,20 +38,6 @@ def trains(traced, begins_at, between=lambda step, variables: None, steps=5, **a
         between(number, variables)
         run(tf.constant([[1.0, float(rt.rank())], [0.5, -1.0]]))
     return [variable.numpy().tolist() for variable in variables]
-
-
-def refused(two, body):
-    """Both ranks raise the same error; returns its text."""
-
-    def on_rank(rank):
-        with pytest.raises(TOLD) as caught:
-            body(rank)
-        return str(caught.value)
-
-    texts = two.run(on_rank)
-    said = {text[text.index("step '") :].split("\n")[0] for text in texts}
-    assert len(said) == 1, texts
-    return said.pop()
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])

@@ -4,13 +4,11 @@ import logging
 import time
 
 import pytest
-
-tf = pytest.importorskip("tensorflow")
-
+import tensorflow as tf
 from test_tensorflow_operations import mode, three  # noqa: F401 - the fixtures
 
 import ringtrain.tensorflow as hvd
-from ringtrain import exits
+from ringtrain._runtime import exits
 from ringtrain.testing import World
 
 ERRORS = tf.errors

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from environments import EACH_MPI, rank_environment, ringtrainrun
 
-pytest.importorskip("tensorflow")
-
 
 @EACH_MPI  # the operations know no MPI
 @pytest.mark.timeout(200)

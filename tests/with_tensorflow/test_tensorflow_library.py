@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 from environments import rank_environment
 
-tf = pytest.importorskip("tensorflow")
-
-from ringtrain import _native
+from ringtrain._binding import _native
+from ringtrain._training.adapter.slots import core_functions
 from ringtrain.errors import UnsupportedError
-from ringtrain.slots import core_functions
 from ringtrain.tensorflow.library import TESTED_RELEASES
 
 HERE = Path(__file__).parent
@@ -30,7 +29,7 @@ def python_with_release(release: str) -> str:
     python = os.environ.get("RINGTRAIN_TEST_TENSORFLOW")
     if python is None or not os.path.exists(python):
         pytest.skip(
-            f"no environment with TensorFlow {release}: bin/test --long makes one and names it in RINGTRAIN_TEST_TENSORFLOW"
+            f"needs an environment with TensorFlow {release}: bin/test --long makes one and names it in RINGTRAIN_TEST_TENSORFLOW"
         )
     return python
 

@@ -14,7 +14,11 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
-MODES = {"LocalSteps": rt.LocalSteps(2), "OneStepLate": rt.OneStepLate(), "ShardedStep": rt.ShardedStep()}
+MODES = {
+    "LocalSteps": rt.LocalSteps(2), "OneStepLate": rt.OneStepLate(), "ShardedStep": rt.ShardedStep(),
+    "gradient_as_bucket_view": rt.Synchronous(gradient_as_bucket_view=True),
+    "named_buffers": rt.LocalSteps(2, named_buffers=[("mean", tf.zeros(1))]),
+}  # fmt: skip
 
 
 def is_of_a_tape(column):
@@ -65,6 +69,10 @@ def has_float8_layers(column):
 
 
 PAIRS = {
+    ("gradient_as_bucket_view", "keras"): is_of_keras,
+    ("gradient_as_bucket_view", "tape"): is_of_a_tape,
+    ("gradient_as_bucket_view", "tf1"): is_of_tensorflow_1,
+    ("named_buffers", "keras"): is_of_keras,
     ("LocalSteps", "KerasState"): is_kept_in_a_keras_state,
     ("LocalSteps", "tape"): is_of_a_tape,
     ("LocalSteps", "tf1"): is_of_tensorflow_1,

@@ -2,12 +2,10 @@
 
 import re
 
-import pytest
-
-tf = pytest.importorskip("tensorflow")
-
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import ringtrain.tensorflow as hvd
 from ringtrain.tensorflow import names, util
@@ -251,7 +249,7 @@ def test_a_name_without_its_scope_has_no_counter(two):
 
 def test_names_of_horovods_utilities():
     """As Horovod's own tests and programs after it use them."""
-    assert util._executing_eagerly()
+    assert hvd._executing_eagerly is util._executing_eagerly and util._executing_eagerly()
     seen = []
 
     @util._make_subgraph

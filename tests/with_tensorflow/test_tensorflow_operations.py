@@ -1,10 +1,8 @@
 """The operations for TensorFlow: eager and in graphs, dense and sparse, named and not, with gradients."""
 
-import pytest
-
-tf = pytest.importorskip("tensorflow")
-
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import ringtrain
 import ringtrain.tensorflow as hvd

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from modes import in_mode
-
-tf = pytest.importorskip("tensorflow")
 
 import ringtrain.tensorflow as hvd
 from ringtrain.testing import World
@@ -254,7 +253,7 @@ def test_a_monitored_session_ends_with_its_world(ending):
         if rank == 1:
             hvd.allreduce(tf.constant(1.0), name="first")
             if ending == "shutdown":
-                from ringtrain import context
+                from ringtrain._runtime import context
 
                 context.current().close()
                 return

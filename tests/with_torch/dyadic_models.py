@@ -9,7 +9,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.gradients.rounds import BYTES_BEHIND_CODES
+from ringtrain._training.rounds import BYTES_BEHIND_CODES
 
 RATE = 0.25
 

@@ -9,13 +9,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment, require, ringtrainrun
-from worlds import LAUNCHED
+from environments import python_with, rank_environment, ringtrainrun
 
-require("accelerate")
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 200
 BEGIN = """
@@ -177,7 +174,6 @@ def test_accelerate_equals_gloo_and_one_process(tmp_path: Path, launcher: str) -
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("trainer", ["transformers", "ringtrain"])
 def test_trainer_equals_gloo_and_one_process(tmp_path: Path, launcher: str, trainer: str) -> None:
-    require("transformers")
     both, printed = job(tmp_path, TRAINER, launcher, backend="ringtrain", trainer=trainer, batch=4)
     gloo, _ = job(tmp_path, TRAINER, "torchrun", backend="gloo", batch=4)
     (one,), _ = job(tmp_path, TRAINER, "", backend="", batch=8)
@@ -191,7 +187,6 @@ def test_trainer_equals_gloo_and_one_process(tmp_path: Path, launcher: str, trai
 @pytest.mark.long
 @pytest.mark.parametrize("trainer", ["transformers", "ringtrain"])
 def test_trainer_goes_on_from_a_checkpoint(tmp_path: Path, trainer: str) -> None:
-    require("transformers")
     how = {"backend": "ringtrain", "trainer": trainer, "batch": 4}
     whole, _ = job(tmp_path, TRAINER, "ringtrainrun", **how)
     assert sorted(path.name for path in (tmp_path / "files").glob("checkpoint-*")) == [

@@ -10,13 +10,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from environments import python_with, rank_environment, require, ringtrainrun
-from worlds import LAUNCHED
+from environments import python_with, rank_environment, ringtrainrun
 
-require("pytorch_lightning")
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 SECONDS = 200
 REFUSED = {

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 from environments import python_with_trainers, rank_environment, transport_of
-from worlds import LAUNCHED
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own"),
 ]
 ROOT = Path(__file__).parents[2]
 SECONDS = 280

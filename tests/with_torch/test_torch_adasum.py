@@ -323,7 +323,7 @@ def test_changes_are_kept_for_a_step_that_is_done_again(world):
             mine, optimizer = distributed(model, sgd, op=hvd.Adasum)
             transaction = Twice(mine)
             if world.size > 1 and is_done_again:
-                optimizer._mode.keep_inputs_for(transaction)
+                optimizer._mode.guarded.keep_inputs_for(transaction)
             train(mine, optimizer, [share(batch, rank, world.size) for batch in data])
             ends.append(parameters(mine))
         assert_same_bits(*ends)

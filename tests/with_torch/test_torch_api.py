@@ -79,6 +79,7 @@ BEYOND_HOROVOD = {
     "gather_with_gradient",
     "DistributedSampler",
     "Handle",
+    "L2Norm",
     "LocalSteps",
     "OneStepLate",
     "Outer",

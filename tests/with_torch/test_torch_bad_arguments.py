@@ -9,7 +9,7 @@ import torch
 from modes import in_mode
 from test_bad_arguments import MOST_SECONDS, Raises, outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
-from worlds import LAUNCHED, World
+from worlds import World
 
 import ringtrain as rt
 import ringtrain.torch as hvd
@@ -17,7 +17,7 @@ import ringtrain.torch as hvd
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.skipif(LAUNCHED, reason="a world of two"),
+    pytest.mark.on_threads("a world of two"),
 ]
 
 

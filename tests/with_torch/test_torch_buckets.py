@@ -26,10 +26,10 @@ from torch_models import (
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain._training.plan import STEADY_STEPS
+from ringtrain._training.presence import DENSE
+from ringtrain._training.presence import SPARSE_64 as SPARSE
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.plan import STEADY_STEPS
-from ringtrain.gradients.presence import DENSE
-from ringtrain.gradients.presence import SPARSE_64 as SPARSE
 from ringtrain.torch import bucketing, exchange
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, Member
@@ -149,7 +149,7 @@ def test_small_gradients_become_one_operation(world, monkeypatch):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(worlds.LAUNCHED, reason="the hosts are simulated")
+@pytest.mark.on_threads("the hosts are simulated")
 @pytest.mark.parametrize("layout", ["2+1", "1+1+1"])
 def test_small_gradients_have_the_bits_that_they_have_alone(monkeypatch, layout):
     """Between hosts, where the order of additions follows from an element's place in its tensor."""

@@ -6,8 +6,8 @@ import torch
 from test_torch_embedding import OPTIMIZERS, ROWS, WIDTH, batch, loss_of
 
 import ringtrain.torch as hvd
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
 from ringtrain.embedding import committed_rows
 from ringtrain.errors import PeerLostError, RowsLostError, UnsupportedError
 from ringtrain.testing import World

@@ -1,11 +1,11 @@
 """``--batch constant`` in one process: what loaders take from an ``ElasticSampler``, and what is refused."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 import ringtrain.torch as hvd
-from ringtrain import elastic, membership
+from ringtrain import elastic
+from ringtrain._bootstrap import membership
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 from ringtrain.torch.elastic.batches import check_state

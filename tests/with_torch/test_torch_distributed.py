@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 import ringtrain as rt
-from ringtrain import context, exits
-from ringtrain.torch.distributed import process_group
+from ringtrain._runtime import context, exits
+from ringtrain.torch.distributed import calls
 from ringtrain.torch.distributed.completions import Completions
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
@@ -170,7 +170,7 @@ def test_all_to_all(world):
 
 def test_results_are_written_where_they_belong(world, monkeypatch):
     """By the core itself, also through lists whose tensors lie one behind the other: nothing is dealt out afterwards."""
-    monkeypatch.setattr(process_group, "deal", None)
+    monkeypatch.setattr(calls, "deal", None)
 
     def on_rank(rank):
         ours, size = group(), world.size
@@ -240,7 +240,7 @@ EACH_TORCH = pytest.mark.parametrize("keeps_works", [True, False], ids=["torch 2
 
 @EACH_TORCH
 def test_futures_and_their_callbacks_that_wait_for_further_collectives(world, monkeypatch, keeps_works):
-    monkeypatch.setattr(process_group, "KEEPS_WORKS", keeps_works)
+    monkeypatch.setattr(calls, "KEEPS_WORKS", keeps_works)
 
     def on_rank(rank):
         ours, size = group(), world.size
@@ -265,7 +265,7 @@ def test_futures_and_their_callbacks_that_wait_for_further_collectives(world, mo
 @EACH_TORCH
 def test_small_works_that_nobody_has_waited_for_live_on(world, monkeypatch, keeps_works):
     """Before torch 2.8 all do. C++ may wait for them, as DDP's reducer does within join(): without it torch's own case of that hangs."""
-    monkeypatch.setattr(process_group, "KEEPS_WORKS", keeps_works)
+    monkeypatch.setattr(calls, "KEEPS_WORKS", keeps_works)
 
     def on_rank(rank):
         ours = group()
@@ -275,13 +275,13 @@ def test_small_works_that_nobody_has_waited_for_live_on(world, monkeypatch, keep
             ours.allreduce([torch.ones(1)]).wait()
         gc.collect()
         if keeps_works:
-            assert len(ours._dropped) == 64 and all(work.result()[0].numel() == 1 for work in ours._dropped)
+            assert len(ours._way._dropped) == 64 and all(work.result()[0].numel() == 1 for work in ours._way._dropped)
         else:
-            assert len(list(ours._held)) == 200
-        for work in ours._dropped if keeps_works else ours._held:
+            assert len(list(ours._way._held)) == 200
+        for work in ours._way._dropped if keeps_works else ours._way._held:
             work.wait()
             assert (work.get_future().value()[0] == float(world.size)).all()
-        assert keeps_works or not list(ours._held)
+        assert keeps_works or not list(ours._way._held)
 
     world.run(on_rank)
 

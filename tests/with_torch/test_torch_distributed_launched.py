@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from environments import python_with, rank_environment, ringtrainrun
-from worlds import LAUNCHED
 
-pytestmark = [pytest.mark.long, pytest.mark.tcp, pytest.mark.skipif(LAUNCHED, reason="starts jobs of its own")]
+pytestmark = [pytest.mark.long, pytest.mark.tcp]
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PATIENCE = 120.0
@@ -45,7 +44,6 @@ def run(launcher: str, program: str, folder: Path, *arguments: str) -> subproces
 
 @pytest.mark.timeout(2400)
 def test_torchs_own_cases() -> None:
-    pytest.importorskip("expecttest", reason="torch's test cases need the package expecttest")
     done = subprocess.run(
         [sys.executable, str(HERE / "torchs_own_cases.py")], capture_output=True, text=True, timeout=2300,
         env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
@@ -157,7 +155,7 @@ def test_a_rank_that_is_killed(launcher: str, step: str, tmp_path: Path) -> None
     told = re.findall(r"told at (\S+) (\w+) (.*)", done.stdout)
     assert len(told) == 3, done.stdout + done.stderr
     for moment, kind, text in told:
-        assert float(moment) - float(killed) < 5, told
+        assert float(moment) - float(killed) < 12, told  # a rank that is only silent is given up after 15 s
         assert kind == {"all_reduce": "PeerLostError", "ddp": "RuntimeError"}[step], told
         assert "rank 1 on host '" in text and "its process has ended" in text, text
     assert len({re.search(r"rank 1 on host '.*?has ended", text)[0] for _, _, text in told}) == 1, told

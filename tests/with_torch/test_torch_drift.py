@@ -11,8 +11,8 @@ from torch_models import mean_square, network, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain._training import drift
 from ringtrain.errors import InvalidArgumentError, MismatchError
-from ringtrain.gradients import drift
 from ringtrain.testing import World
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]

@@ -6,7 +6,7 @@ import torch
 import ringtrain as rt
 import ringtrain.elastic
 import ringtrain.torch as hvd
-from ringtrain import membership
+from ringtrain._bootstrap import membership
 from ringtrain.errors import ClosedError, InvalidArgumentError, MismatchError, PeerLostError, WorldChangedError
 from ringtrain.testing import World
 

@@ -3,21 +3,24 @@
 import os
 import random
 import resource
+from inspect import signature
 
+import needs
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 import ringtrain.torch as hvd
 from ringtrain import elastic
+from ringtrain._bootstrap import membership
 from ringtrain.elastic.saving import Plan
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
+from ringtrain.torch import hooks
 from ringtrain.torch.elastic.checkpoints import Folder
+from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.schedules import schedules_of
-from ringtrain.torch.elastic.transparent import number_anew
-from ringtrain.torch.twins import take_place
+from ringtrain.torch.gradients import take_place
 
 
 @pytest.fixture
@@ -239,11 +242,41 @@ def test_optimizers_of_a_state_are_numbered_whatever_was_wrapped_before():
             first, second = distributed(critic), distributed(model)
             dropped.clear()
             number_anew([second._mode, first._mode])
-            assert second._mode._exchange.name_of(model.weight) == "optimizer.1.weight"
+            assert second._mode._exchange.members.name_of(model.weight) == "optimizer.1.weight"
             second.zero_grad(), model(torch.ones(1, 1)).backward(), second.step()
             return model.weight.grad.item()
 
         assert world.run(on_rank) == [1.0, 1.0]
+
+
+def test_a_commits_state_numbers_its_optimizers_whatever_was_wrapped_before(monkeypatch):
+    """As above; and one that is not given has a number behind them, though it was made before."""
+    with World(2) as world:
+        monkeypatch.setattr(membership, "current", lambda: "a rank of an elastic job")
+
+        def on_rank(rank):
+            model, critic = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+            dropped = [distributed(torch.nn.Linear(1, 1)) for _ in range(rank)]
+            other, optimizer = distributed(critic), distributed(model)
+            dropped.clear()
+            hvd.elastic.TorchState(model, optimizer)
+            for each, of in ((optimizer, model), (other, critic)):
+                each.zero_grad(), of(torch.ones(1, 1)).backward(), each.step()
+            return optimizer._mode.order(), other._mode.order(), model.weight.grad.item(), critic.weight.grad.item()
+
+        assert world.run(on_rank) == [(0, 1, 1.0, 1.0)] * 2
+
+
+def test_optimizers_are_put_in_order_by_their_numbers():
+    with World(2) as world:
+
+        def on_rank(_rank):
+            models = [torch.nn.Linear(1, 1) for _ in range(12)]
+            made = [distributed(model) for model in models]
+            found = hooks.others(made[0]._mode)  # those that former tests have left, too
+            return [each.prefix for each in found if each.context.usable]
+
+        assert world.run(on_rank) == [[f"optimizer.{number}" for number in range(1, 12)]] * 2
 
 
 def test_two_schedules_of_a_kind_must_be_given(alone):
@@ -445,9 +478,10 @@ def test_a_rank_that_gives_its_batches_up_draws_them_again(alone):
     assert next(iter(loader)).tolist() == [2, 3]
 
 
+@needs.machine(
+    "" if "in_order" in signature(torch.utils.data.DataLoader).parameters else "needs torch 2.6: RINGTRAIN_TORCH"
+)
 def test_a_loader_that_returns_batches_in_any_order_is_refused(alone):
-    if "in_order" not in torch.utils.data.DataLoader.__init__.__kwdefaults__:
-        pytest.skip("this torch returns them in order")
     with pytest.raises(UnsupportedError, match="has in_order=False. Use in_order=True"):
         iter(followed(in_order=False)[2])
 

@@ -6,8 +6,8 @@ import torch
 from test_torch_embedding import OPTIMIZERS, ROWS, WIDTH
 
 import ringtrain.torch as hvd
-from ringtrain import membership
-from ringtrain.context import current
+from ringtrain._bootstrap import membership
+from ringtrain._runtime.context import current
 from ringtrain.embedding.kept_rows import Origin, in_one_world, kept_here
 from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError

@@ -8,7 +8,8 @@ import torch
 from modes import in_mode
 
 import ringtrain.torch as hvd
-from ringtrain.context import current
+from ringtrain._runtime import error_feedback
+from ringtrain._runtime.context import current
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(120)
@@ -214,7 +215,7 @@ def test_only_compression_with_feedback_keeps_anything():
         model, optimizer = model_and_optimizer(compression)
         (model(batch(rank, 0)) ** 2).mean().backward()
         optimizer.step()
-        return optimizer.compression_state(), current().residuals(0, "optimizer.")
+        return optimizer.compression_state(), error_feedback.sizes(current(), 0, "optimizer.")
 
     with World(2, "1+1") as world:
         for compression in (hvd.Compression.none, hvd.Compression.fp16, INT4.without_feedback):

@@ -16,7 +16,7 @@ SAMPLES = 3  # of each rank
 
 def losses():
     """The functions of the manual."""
-    (block,) = [block for block in blocks("training.md", "python") if "def clip_loss" in block]
+    (block,) = [block for block in blocks("losses-over-all-ranks.md", "python") if "def clip_loss" in block]
     names = {"hvd": hvd, "torch": torch, "F": F}
     exec(block, names)
     return {name: names[name] for name in ("clip_loss", "local_clip_loss")}

@@ -156,7 +156,7 @@ def test_two_optimizers_of_one_model(world, case):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(worlds.LAUNCHED, reason="waits for a stall, which is the same on ranks that are processes")
+@pytest.mark.on_threads("waits for a stall, which is the same on ranks that are processes")
 def test_passes_that_reach_other_optimizers_on_other_ranks_are_explained():
     """Each optimizer also has a parameter that nobody uses: then every rank must say so, and only a pass makes it."""
 

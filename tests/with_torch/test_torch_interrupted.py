@@ -11,7 +11,7 @@ from torch_models import assert_all_close, assert_replicas_equal, batches, mean_
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain import testing
-from ringtrain.pending import Operation
+from ringtrain._runtime.pending import Operation
 
 pytestmark = [pytest.mark.timeout(120)]
 

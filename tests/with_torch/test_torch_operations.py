@@ -7,7 +7,7 @@ import torch
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain import tables
+from ringtrain._binding import tables
 from ringtrain.testing import World
 from ringtrain.torch import Compression
 

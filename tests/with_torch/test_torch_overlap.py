@@ -6,12 +6,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ringtrain.torch import overlap
 from ringtrain.torch.overlap import overlap_pays
 
 
 def session(hosts, local_size):
-    context = SimpleNamespace(local_size=local_size, process_set_hosts=lambda process_set: hosts)
+    context = SimpleNamespace(local_size=local_size, hosts=hosts)
     return SimpleNamespace(context=context, process_set_id=0)
+
+
+@pytest.fixture(autouse=True)
+def hosts_of_the_session(monkeypatch):
+    monkeypatch.setattr(overlap, "hosts_of", lambda context, process_set: context.hosts)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch_models import assert_same_bits
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.context import Context, current
+from ringtrain._runtime.context import Context, current
 from ringtrain.torch import backward, bucketing, exchange
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.exchange import Exchange

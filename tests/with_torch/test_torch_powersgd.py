@@ -1,16 +1,18 @@
 """PowerSGD below a distributed optimizer: what is delivered, what is kept, and what becomes of steps that are skipped."""
 
+import numpy as np
 import pytest
 import torch
 from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain._training import powersgd
+from ringtrain._training.arrays import NUMPY
+from ringtrain._training.powersgd import PowerSGD, halved_sum
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients.powersgd import halved_sum
 from ringtrain.testing import World
-from ringtrain.torch import powersgd
-from ringtrain.torch.powersgd import PowerSGD
+from ringtrain.torch.arrays import TORCH
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,9 +50,22 @@ def mean_gradient(ranks: int, step: int) -> torch.Tensor:
 # ---- what is computed ----
 
 
+def own(arrays, tensor):
+    return tensor.numpy() if arrays is NUMPY else tensor
+
+
+def orthogonalised(matrix):
+    """The same bits by PyTorch's arrays as by NumPy's."""
+    ours = powersgd.orthogonalised(TORCH, matrix)
+    with np.errstate(all="ignore"):
+        theirs = powersgd.orthogonalised(NUMPY, matrix.numpy())
+    torch.testing.assert_close(torch.as_tensor(theirs), ours, rtol=0, atol=0, equal_nan=True)
+    return ours
+
+
 def test_columns_become_orthonormal_in_order():
     matrix = drawn(37, 4, seed=1)
-    q = powersgd.orthogonalised(matrix)
+    q = orthogonalised(matrix)
     torch.testing.assert_close(q.t() @ q, torch.eye(4))
     torch.testing.assert_close(q[:, 0], matrix[:, 0] / matrix[:, 0].norm())
     assert (q.t() @ matrix).tril(-1).abs().max() < 1e-5  # each column lies in the span of those up to it
@@ -59,13 +74,13 @@ def test_columns_become_orthonormal_in_order():
 def test_columns_that_say_nothing_stay_zero_and_what_is_not_finite_is_seen():
     matrix = drawn(9, 3, seed=1)
     matrix[:, 1] = 0
-    q = powersgd.orthogonalised(matrix)
+    q = orthogonalised(matrix)
     assert q[:, 1].count_nonzero() == 0 and q[:, [0, 2]].norm() == pytest.approx(2**0.5)
-    assert powersgd.orthogonalised(torch.full((4, 2), 1e-40)).isfinite().all()
-    assert powersgd.orthogonalised(torch.full((4, 2), 3e38)).isfinite().all()
+    assert orthogonalised(torch.full((4, 2), 1e-40)).isfinite().all()
+    assert orthogonalised(torch.full((4, 2), 3e38)).isfinite().all()
     for bad in (torch.nan, torch.inf):
         matrix[3, 0] = bad
-        assert powersgd.orthogonalised(matrix)[3].isnan().all()
+        assert orthogonalised(matrix)[3].isnan().all()
 
 
 @pytest.mark.parametrize("rows, columns", [(1, 1), (5, 7), (300, 1000)])
@@ -75,7 +90,10 @@ def test_products_and_sums_are_added_up_in_one_order(rows, columns):
     expected = left[:, 0, None] * right[:, 0]
     for place in (1, 2):
         expected = expected + left[:, place, None] * right[:, place]
-    assert torch.equal(powersgd.multiply(left, right, torch.empty(rows, columns)), expected)
+    for arrays in (TORCH, NUMPY):
+        left_, right_, out = (own(arrays, each) for each in (left, right, torch.empty(rows, columns)))
+        powersgd.multiply(left_, arrays.like(right_.T, right_), out)
+        assert torch.equal(torch.as_tensor(out), expected)
     values = drawn(1, columns, seed=3).double()
     total = values[0].tolist()
     while len(total) > 1:
@@ -115,7 +133,7 @@ def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, op):
             seen.append((weight.detach().clone(), vector.detach().clone()))
             if step in (steps // 2, steps - 1):
                 kept.append(optimizer.compression_state()["w/0"]["residual"])
-                own.append(optimizer._mode._exchange.memories()[0].residual.norm())
+                own.append(optimizer._mode._exchange.members.memories()[0].residual.norm())
         assert own[1] < 1.4 * own[0]  # the mean over the ranks does not show it: errors of unlike data cancel out
         return seen, kept
 

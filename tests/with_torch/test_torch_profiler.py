@@ -5,12 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from worlds import LAUNCHED, World
+from worlds import World
 
 import ringtrain.torch as hvd
-from ringtrain import ranges
+from ringtrain._runtime import ranges
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(LAUNCHED, reason="the ranks are threads of one process")]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.on_threads("the ranks are threads of one process")]
 RANGES = {
     "ringtrain.hook", "ringtrain.end of backward", "ringtrain.synchronize", "ringtrain.allreduce: late", "ringtrain.wait: late",
     "ringtrain.allgather: rows", "ringtrain.wait: rows", "ringtrain.barrier: unnamed",

@@ -7,8 +7,8 @@ import torch
 from torch_models import assert_all_close, assert_replicas_equal, mean_square, network, parameters
 
 import ringtrain.torch as hvd
+from ringtrain._training import drift
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.gradients import drift
 from ringtrain.testing import World
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]

@@ -1,9 +1,11 @@
 """Overlap into the next forward pass: N ranks train as without it, every use of a parameter sees its value, shares add up."""
 
 import copy
+import gc
 import io
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from torch_models import assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
+from ringtrain._training.shares import Layout
 from ringtrain.errors import InvalidArgumentError, RingtrainError
-from ringtrain.gradients.shares import Layout
 from ringtrain.testing import World
 from ringtrain.torch.modes import sharded_buckets, sharded_step
 from ringtrain.torch.modes.sharded_buckets import SharedBucket
@@ -156,7 +158,7 @@ def test_a_planted_fault_is_seen(fault, monkeypatch):
         monkeypatch.setattr(sharded_buckets, "_dense", lambda member, how: dense(member, how) * (member.index != 1))
     else:  # pieces are updated with a neighbour's gradient
         monkeypatch.setattr(
-            "ringtrain.gradients.shares.Layout.pieces",
+            "ringtrain._training.shares.Layout.pieces",
             lambda layout, member, pieces=PIECES: [
                 piece._replace(at=max(piece.at - 1, 0)) for piece in pieces(layout, member)
             ],
@@ -829,6 +831,33 @@ def test_the_root_gives_its_state_to_all(when):
     with World(2) as world:
         with_it, without = both_ways(world, on_rank)
     assert_all_equal(with_it, without[0])
+
+
+def test_an_optimizer_that_is_gone_keeps_nobody_from_joining():
+    """Also by its parameters' gradients, of which each has a share."""
+
+    def train(rank):
+        model = torch.nn.Linear(4, 2)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters()), model.named_parameters(), mode=hvd.ShardedStep()
+        )
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        return [weakref.ref(parameter) for parameter in model.parameters()]
+
+    def on_rank(rank):
+        parameters = train(rank)
+        rt.barrier()
+        gc.collect()
+        rt.barrier()
+        rt.join()
+        return parameters
+
+    with World(2) as world:
+        left = world.run(on_rank)
+    gc.collect()
+    assert not any(parameter() for of_rank in left for parameter in of_rank)
 
 
 def test_wrapping_again_keeps_the_state():

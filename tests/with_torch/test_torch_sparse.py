@@ -9,7 +9,7 @@ from worlds import World, sizes
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.context import current
+from ringtrain._runtime.context import current
 from ringtrain.torch import sparse
 
 torch.set_num_threads(1)

@@ -7,7 +7,6 @@ import copy
 
 import pytest
 import torch
-import worlds
 from dyadic_models import Net, dyadic, inputs, sgd, wrapped
 from modes import in_mode
 from torch_models import (
@@ -25,7 +24,7 @@ from torch_models import sgd as sgd_with_momentum
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.gradients.rounds import BYTES_BEHIND_CODES
+from ringtrain._training.rounds import BYTES_BEHIND_CODES
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
 
@@ -436,7 +435,7 @@ def test_what_all_ranks_do_alike_is_not_refused(world, use):
     world.run(on_rank)
 
 
-@pytest.mark.skipif(worlds.LAUNCHED, reason="ends ranks early, which is the same on ranks that are processes")
+@pytest.mark.on_threads("ends ranks early, which is the same on ranks that are processes")
 def test_ranks_with_fewer_batches_that_join_are_not_refused(world):
     """Epochs of other lengths on each rank, one of them empty."""
 

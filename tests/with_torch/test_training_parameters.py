@@ -23,7 +23,7 @@ from torch_models import (
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.gradients.rounds import BYTES_BEHIND_CODES
+from ringtrain._training.rounds import BYTES_BEHIND_CODES
 
 pytestmark = pytest.mark.timeout(180)
 

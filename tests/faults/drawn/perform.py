@@ -6,7 +6,6 @@ What the job is and what may be said of it is decided elsewhere (`plan`, `laws`)
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -17,19 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from environments import PATHS, python_with, transport_of
 
+from benchmarks.jobs import Job, namespace_prefix
 from drawn.expectation import expect, sizes
 from drawn.known import may_leave_something
 from drawn.outcome import Heard, Outcome
 from drawn.plan import DEAD_AFTER, ENGINES, FAULTS, HOSTS, LAYOUTS, REFUSED, STALL_ABORT, START_TIMEOUT, Plan
 from ringtrain.bench import hosts
-from ringtrain.bench.jobs import Job, namespace_prefix
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -62,11 +61,13 @@ class Machine:
         without: values that shall not be in any plan.
 
     Attributes:
-        cannot: these, and those that this machine cannot do.
+        lacks: the values that this machine cannot do, and what each needs.
+        cannot: these, and those of `without`.
     """
 
     def __init__(self, without: frozenset[str] = frozenset()):
-        self.cannot = without | frozenset(values_that_cannot_be())
+        self.lacks = values_that_cannot_be()
+        self.cannot = frozenset(without | self.lacks.keys())
         self.network: hosts.Network | None = None
         self._one_job_on_hosts = threading.Lock()
 
@@ -103,19 +104,17 @@ class Machine:
                 running.clear()
 
 
-def values_that_cannot_be() -> Iterator[str]:
-    """The values of plans that this machine cannot do."""
-    if hosts.missing():
-        yield from ("cut", *WITH_HOSTS)
+def values_that_cannot_be() -> dict[str, str]:
+    """The values of plans that this machine cannot do, and what each needs."""
+    found = dict.fromkeys(("cut", *WITH_HOSTS), missing) if (missing := hosts.missing()) else {}
     if not namespace_prefix():
-        yield "full-folder"
-    if importlib.util.find_spec("torch") is None:
-        yield "backward"
+        found["full-folder"] = "this kernel gives no process mounts of its own: run as root, in no container"
     for engine in ENGINES:
         try:
             python_with(engine)
-        except pytest.skip.Exception:
-            yield engine
+        except pytest.skip.Exception as skipped:
+            found[engine] = str(skipped)
+    return found
 
 
 class Running:

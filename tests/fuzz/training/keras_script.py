@@ -1,6 +1,6 @@
 """A training script of Keras as data: drawn from a seed, legal, and written so that it can be read again; pure.
 
-``with_keras`` runs it, on either backend. What a script may not do is in ``ILLEGAL``, with the reason; all else must end with
+``with_keras`` runs it, on each backend. What a script may not do is in ``ILLEGAL``, with the reason; all else must end with
 the weights of one process.
 """
 
@@ -75,7 +75,7 @@ class Script:
         regularizes: whether layers add to the loss.
         step: who makes the training step: "" Keras; "own", a train_step; "synchronized", one that clips behind synchronize();
             "two", one with two optimizers.
-        runs: "eager"; "graph"; "executions", with steps_per_execution=2. On PyTorch all are eager.
+        runs: "eager"; "graph", on JAX a compiled step; "executions", with steps_per_execution=2. On PyTorch all are eager.
         optimizer: a name of ``OPTIMIZER_NAMES``.
         clips: "", "clipnorm", "clipvalue" or "global_clipnorm".
         schedules: whether the learning rate is a schedule of Keras.
@@ -246,6 +246,9 @@ ILLEGAL = {
     ),
     "float16 rounds too much for what divides by gradients": lambda s: (
         s.scales == "mixed" and (s.optimizer not in ("sgd", "momentum") or s.keras_passes > 1)
+    ),
+    "16 bits round too much for what divides by gradients": lambda s: (
+        s.compression in LOSSY and s.optimizer not in ("sgd", "momentum", "nesterov")
     ),
     "two optimizers: the second is not in files, not scaled, and not at the end of fit": lambda s: (
         s.step == "two"

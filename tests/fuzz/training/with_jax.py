@@ -17,7 +17,7 @@ import optax
 from pytest import MonkeyPatch
 
 import ringtrain.jax as hvd
-from ringtrain.gradients import drift
+from ringtrain._training import drift
 from training.fuzzing import Fuzzer, difference, on_ranks
 from training.jax_script import ALL, FROZEN, LAYERS, SCRIPTS, Script, Turn, segments
 
@@ -257,10 +257,11 @@ class Loop:
             return jnp.asarray(drawn.normal(size=shape) / np.sqrt(self.width)).astype(dtype)
 
         tree = {
-            "layers": [{"w": array(each, self.width, self.width), "b": array(each, self.width)} for each in self.script.dtypes],
+            "layers": [{"w": array(each, self.width, self.width)} for each in self.script.dtypes],
             "scale": jnp.asarray(1.25, "float64"),
             "empty": jnp.zeros((0, 2), self.script.dtypes[-1]),
         }  # fmt: skip
+        tree["layers"][0]["b"] = array(self.script.dtypes[0], self.width)  # each leaf costs time: one is enough
         return jax.tree.map(of_models, tree) if self.script.maps == "models" else tree
 
     def first(self) -> tuple[Any, Any]:
@@ -439,7 +440,10 @@ class Loop:
             for number, layer in enumerate(parameters["layers"]):
                 if used is None or number in used:
                     wide = jnp.promote_types(layer["w"].dtype, jnp.float64)
-                    y = jnp.tanh(jnp.real(x @ layer["w"].astype(wide) + layer["b"].astype(wide)))
+                    y = jax.lax.dot(x.astype(wide), jax.lax.convert_element_type(layer["w"], wide))
+                    if "b" in layer:
+                        y = y + layer["b"].astype(wide)
+                    y = jax.lax.tanh(jax.lax.real(y) if jnp.iscomplexobj(y) else y)
                     x = y if used is not None else jnp.where(mask[number], y, x)
             return x * parameters["scale"]
 

@@ -114,6 +114,7 @@ void Fleet::StartLauncher() {
   for (size_t place = 0; place < agents_.size(); ++place) {
     const int host = static_cast<int>(place);
     if (!agents_[place].there) continue;
+    agents_[place].is_let_go = false;  // for all that this one knows
     Deliver(host, {}, 0, [this, host, launcher = launcher_] {
       if (!authority_ || launcher != launcher_) return;
       AuthorityActions actions;
@@ -151,6 +152,7 @@ void Fleet::FromAgent(int host, const ControlFrame& frame) {
     TraceText("launcher hears type " + std::to_string(static_cast<int>(frame.type)) + " of " + HostName(host) + ":" +
               std::to_string(frame.process.uid.low) + " epoch " + std::to_string(frame.epoch.count) +
               (frame.admits ? "" : " within a step"));
+  judge_.Heard(frame);
   AuthorityActions actions;
   authority_->Arrived(now_, HostName(host), frame, &actions);
   CarryOut(std::move(actions));
@@ -189,9 +191,60 @@ void Fleet::Do(authority_action::Send& send) {
 
 void Fleet::Do(authority_action::Start& start) {
   const int host = HostOf(start.host);
+  judge_.Starts(now_, start.host);
+  if (agents_[static_cast<size_t>(host)].is_let_go)
+    judge_.Violate("a rank is started on a host whose network was not checked");
   Deliver(kLauncher, {host}, 0, [this, host, slot = start.slot, launcher = launcher_] {
     if (launcher == agents_[static_cast<size_t>(host)].launcher) StartProcess(host, slot);
   });
+}
+
+// Its agent ends all that is there, which takes some time, and then itself, which its connection tells of.
+void Fleet::Do(authority_action::LetGo& let_go) {
+  const int host = HostOf(let_go.host);
+  TraceText("the launcher lets " + let_go.host + " go");
+  agents_[static_cast<size_t>(host)].is_let_go = true;
+  const Nanoseconds takes = random_.Between(10 * kMillisecond, 5 * kSecond);
+  Deliver(kLauncher, {host}, 0, [this, host, takes, launcher = launcher_] {
+    const Agent& agent = agents_[static_cast<size_t>(host)];
+    if (!agent.is_let_go || launcher != launcher_) return;
+    const std::map<int, uint64_t> present = agent.processes;
+    for (const auto& entry : present) Die(entry.second, kKilled);
+    At(now_ + takes, host, {host}, [this, host, launcher] { EndAgent(host, launcher); });
+  });
+  At(now_ + 2 * kSecond, kLauncher, {}, [this, host] { TryHost(host); });
+}
+
+void Fleet::EndAgent(int host, int launcher) {
+  Agent& agent = agents_[static_cast<size_t>(host)];
+  if (!agent.is_let_go || launcher != launcher_) return;
+  agent.there = false;
+  Deliver(host, {}, 0, [this, host, launcher] {
+    if (!authority_ || launcher != launcher_) return;
+    agents_[static_cast<size_t>(host)].has_ended = true;
+    AuthorityActions actions;
+    authority_->HostLost(now_, HostName(host), "its agent has ended.", &actions);
+    CarryOut(std::move(actions));
+  });
+}
+
+// As the launcher does, again and again, with a check of the network between it and all others.
+void Fleet::TryHost(int host) {
+  Agent& agent = agents_[static_cast<size_t>(host)];
+  if (over_ || launcher_gone_ || !agent.is_let_go) return;
+  bool reaches = authority_.has_value() && agent.has_ended;
+  for (int other = kLauncher; other < static_cast<int>(agents_.size()); ++other)
+    reaches &= other == host || (CutUntil(host, other) <= now_ && CutUntil(other, host) <= now_);
+  if (!reaches) return At(now_ + 2 * kSecond, kLauncher, {}, [this, host] { TryHost(host); });
+  agent = Agent();
+  agent.there = true;
+  agent.launcher = launcher_;
+  agent.heard_at = now_;
+  Beat(host);
+  authority_->HostAdded(HostName(host), plan_.slots[static_cast<size_t>(host)]);
+  AuthorityActions actions;
+  authority_->HostCame(now_, HostName(host), &actions);
+  CarryOut(std::move(actions));
 }
 
 // The agents end what is left.
@@ -361,7 +414,8 @@ void Fleet::Strike(const Fault& fault) {
   const uint64_t number =
       fault.kind == Fault::kCut || fault.kind == Fault::kLauncherCrash ? 0 : ProcessIn(fault.host, fault.slot);
   OneProcess* process = number == 0 ? nullptr : &processes_.at(number);
-  judge_.Struck(now_, fault, process != nullptr && process->rank->is_member());
+  judge_.Struck(now_, fault, process == nullptr ? Uid() : process->process.uid,
+                process != nullptr && process->rank->is_member());
   switch (fault.kind) {
     case Fault::kCrash:
       if (process == nullptr) return;
@@ -381,6 +435,12 @@ void Fleet::Strike(const Fault& fault) {
     case Fault::kNotice:
       if (process != nullptr) AskForLeave(*process);
       return;
+    case Fault::kHostNotice: {
+      if (!authority_) return;
+      AuthorityActions actions;
+      authority_->HostLeaves(now_, HostName(fault.host), "it has a notice.", &actions);
+      return CarryOut(std::move(actions));
+    }
     case Fault::kHostLost:
       return LoseHost(fault.host);
     case Fault::kHostReset:

@@ -64,6 +64,8 @@ class Fleet : public Surroundings {
   };
   struct Agent {
     bool there = false;
+    bool is_let_go = false;    // until its network has been checked
+    bool has_ended = false;    // after that, and its launcher knows
     int launcher = 0;          // which of them it obeys
     Nanoseconds heard_at = 0;  // of it
     std::string record;
@@ -86,6 +88,7 @@ class Fleet : public Surroundings {
   void Do(authority_action::Write& write);
   void Do(authority_action::Send& send);
   void Do(authority_action::Start& start);
+  void Do(authority_action::LetGo& let_go);
   void Do(authority_action::Say& say) { TraceText("launcher: " + say.text); }
   void Do(authority_action::End& end);
 
@@ -103,6 +106,8 @@ class Fleet : public Surroundings {
   void IsAboutToSend(ControlType type);
   uint64_t ProcessIn(int host, int slot) const;
   void LoseHost(int host);
+  void EndAgent(int host, int launcher);
+  void TryHost(int host);
   void TraceText(const std::string& text) const;
 
   const Plan& plan_;

@@ -40,12 +40,39 @@ void Judge::Formed(const ControlFrame& form) {
     if (form.members[i - 1].joins && !form.members[i].joins) Violate("E7: a joiner is ranked before an old member");
   for (const Member& member : form.members)
     if (evicted_.count(member.process.uid) > 0) Violate("E11: an evicted rank is to be a member again");
+  // Too few do the step that they have begun, if there are ranks enough that join them behind it.
+  const size_t minimum = finished_.empty() ? static_cast<size_t>(plan_.minimum) : 1;
+  if (form.members.size() < minimum && known_.size() < minimum)
+    Violate("E10: " + Name(form.epoch) + " is formed below the minimum, and nobody is there to join it");
+  formed_ = form;
+}
+
+void Judge::Heard(const ControlFrame& frame) {
+  if (frame.type == ControlType::kReady) known_.insert(frame.process.uid);
+  if (frame.type == ControlType::kDead) known_.erase(frame.process.uid);
 }
 
 void Judge::Evicted(const Uid& uid) {
   evicted_.insert(uid);
-  if (plan_.faults.empty() || plan_.only(Fault::kLauncherCrash) || plan_.only(Fault::kNotice))
+  known_.erase(uid);
+  if (plan_.faults.empty() || plan_.only(Fault::kLauncherCrash) || plan_.only(Fault::kNotice) ||
+      plan_.only(Fault::kHostNotice))
     Violate("E9: " + Name(uid) + " is evicted though no rank has failed");
+  if (plan_.only(Fault::kFreeze) && plan_.link_delay <= kSecond && uid != frozen_)
+    Violate("E9: " + Name(uid) + " is evicted though another rank was stopped");
+}
+
+// Those that went on without all ranks of a host cannot be connected with one there as long as the cut lasts.
+void Judge::Starts(Nanoseconds now, const std::string& host) {
+  if (!plan_.only(Fault::kCut) || !plan_.faults[0].spares_launcher || plan_.faults[0].way != Fault::kBoth) return;
+  if (cut_at_ == kNever || now >= cut_at_ + plan_.faults[0].duration || !(cut_in_ < newest_run_)) return;
+  const auto is_there = [&](const Member& member) { return member.process.host == host; };
+  const auto is_beside = [&](const Member& member) {
+    return IsWithinTheCut(member.process.host) == IsWithinTheCut(host);
+  };
+  const std::vector<Member>&before = worlds_[cut_in_].members, &after = worlds_[newest_run_].members;
+  if (std::any_of(before.begin(), before.end(), is_there) && std::none_of(after.begin(), after.end(), is_beside))
+    Violate("E15: a rank is started on host " + host + ", which is cut off from those that went on without it");
 }
 
 // ---- a rank ----
@@ -84,6 +111,11 @@ void Judge::Took(const EpochId& message, const EpochId& epoch) {
 void Judge::Gave(const Uid& donor) {
   if (!applied_.empty() && members_.count(donor) == 0)
     Violate("E7: " + Name(donor) + " gives state before it was a member");
+}
+
+void Judge::Stands(const Uid& uid, const Standing& standing) {
+  if ((standing.stage == Stage::kWhole) != (holding_.count(uid) > 0))
+    Violate("E2: " + Name(uid) + " must say that it holds results as long as it does");
 }
 
 void Judge::Used(const Uid& uid, int64_t done, bool of_step, size_t part, const Sums& sums) {
@@ -156,7 +188,8 @@ void Judge::Finished(const Uid& uid, const Progress& progress) {
             " are lost");
 }
 
-void Judge::Struck(Nanoseconds now, const Fault& fault, bool member) {
+void Judge::Struck(Nanoseconds now, const Fault& fault, const Uid& victim, bool member) {
+  if (fault.kind == Fault::kFreeze) frozen_ = victim;
   if (fault.kind == Fault::kLauncherCrash && fault.duration == kNever) launcher_gone_ = std::min(launcher_gone_, now);
   if (fault.kind == Fault::kLauncherCrash && newest_run_.count > 0)
     undisturbed_ = worlds_[newest_run_].running == worlds_[newest_run_].members.size();
@@ -164,7 +197,11 @@ void Judge::Struck(Nanoseconds now, const Fault& fault, bool member) {
     cut_at_ = now;
     cut_in_ = newest_run_;
   }
-  if (plan_.faults.size() != 1 || !member) return;
+  // A death is told while a world forms, too; a rank that is stopped then is found by those who cannot connect.
+  const auto is_victim = [&](const Member& each) { return each.process.uid == victim; };
+  const bool forms = fault.kind != Fault::kFreeze && newest_run_ < formed_.epoch &&
+                     std::any_of(formed_.members.begin(), formed_.members.end(), is_victim);
+  if (plan_.faults.size() != 1 || !(member || forms)) return;
   struck_ = now;
   struck_in_ = newest_run_;
 }
@@ -176,7 +213,9 @@ void Judge::CheckTime(Nanoseconds now) {
   const bool attested = fault.kind == Fault::kCrash || fault.kind == Fault::kHostReset;
   const bool suspected = fault.kind == Fault::kFreeze && fault.duration > kSilence + 3 * kSecond;
   if (!attested && !suspected) return;
-  const Nanoseconds bound = (attested ? 0 : kSilence) + 2 * kSecond + 30 * plan_.link_delay + 3 * plan_.window;
+  const Nanoseconds gives_state = struck_in_.count == 0 ? 4 * plan_.window : 0;
+  const Nanoseconds bound =
+      (attested ? 0 : kSilence) + 2 * kSecond + 30 * plan_.link_delay + 3 * plan_.window + gives_state;
   if (now - struck_ > bound && plan_.minimum == 1)
     Violate("E8: the next world runs " + std::to_string((now - struck_) / kMillisecond) + " ms after the fault");
   struck_ = kNever;
@@ -188,7 +227,7 @@ void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) 
   const Fault& cut = plan_.faults[0];
   const Nanoseconds heals = cut_at_ == kNever ? 0 : cut_at_ + cut.duration;
   if (!cut.spares_launcher || cut.way != Fault::kBoth || old != cut_in_ || now >= heals + kSecond) return;
-  const auto is_within = [&](const Member& member) { return cut.places.count(member.process.host[0] - 'a') > 0; };
+  const auto is_within = [&](const Member& member) { return IsWithinTheCut(member.process.host); };
   const std::vector<Member>& members = worlds_[old].members;
   const auto within = static_cast<size_t>(std::count_if(members.begin(), members.end(), is_within));
   const size_t without = members.size() - within;
@@ -212,7 +251,7 @@ void Judge::AllGone(Nanoseconds now) {
     Violate("the training does not come to its end, though some ranks have not failed");
   if (plan_.faults.empty() && plan_.late.empty() && granted_.size() != 1)
     Violate("E9: without faults there must be one world");
-  if (plan_.only(Fault::kNotice) && !ended_) Violate("the job does not end");
+  if ((plan_.only(Fault::kNotice) || plan_.only(Fault::kHostNotice)) && !ended_) Violate("the job does not end");
 }
 
 }  // namespace elastic

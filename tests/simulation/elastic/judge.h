@@ -1,4 +1,4 @@
-// Judge: the invariants of an elastic job (E1 to E14), asked at every event. It keeps a record of its own of what every
+// Judge: the invariants of an elastic job (E1 to E15), asked at every event. It keeps a record of its own of what every
 // rank has contributed, held and released; nothing of it comes from the code that is judged.
 #ifndef RINGTRAIN_TESTS_SIMULATION_ELASTIC_JUDGE_H_
 #define RINGTRAIN_TESTS_SIMULATION_ELASTIC_JUDGE_H_
@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "elastic/step.h"
 #include "plan.h"
 
 namespace ringtrain {
@@ -52,7 +53,9 @@ class Judge {
   // The launcher.
   void Wrote(const EpochId& epoch);
   void Formed(const ControlFrame& form);  // a Form is about to be sent
+  void Heard(const ControlFrame& frame);  // by it, of an agent
   void Evicted(const Uid& uid);
+  void Starts(Nanoseconds now, const std::string& host);  // a rank there
   void Ended(bool well) { ended_ = true, well_ = well; }
 
   // A rank.
@@ -62,6 +65,11 @@ class Judge {
   void HasProgram(const EpochId& epoch, const std::string& program);
   void Took(const EpochId& message, const EpochId& epoch);
   void Gave(const Uid& donor);
+  // It has come to all results of the part that it waits for; and has agreed with the others on what becomes of them.
+  void Holds(const Uid& uid) { holding_.insert(uid); }
+  void Settled(const Uid& uid) { holding_.erase(uid); }
+  // How far it says that it is with that part.
+  void Stands(const Uid& uid, const Standing& standing);
   // Of the step behind so many, or of the metric before it: the results of a part are used.
   void Used(const Uid& uid, int64_t done, bool of_step, size_t part, const Sums& sums);
   // A step is applied, settled: by what ranks tell each other when the epoch begins. Its results, and whose samples are
@@ -70,7 +78,8 @@ class Judge {
                 const Sums& sums);
   void Reported(size_t bytes);
   void Finished(const Uid& uid, const Progress& progress);
-  void Struck(Nanoseconds now, const Fault& fault, bool member);
+  // victim: the process that it strikes, if it is one, and there is one.
+  void Struck(Nanoseconds now, const Fault& fault, const Uid& victim, bool member);
   void Killed(const Uid& uid) { killed_.insert(uid); }  // by a fault
   void AllGone(Nanoseconds now);
 
@@ -85,6 +94,7 @@ class Judge {
   void UsePositions(const Sums& sums);
   bool all_state_is_lost() const;
   void CheckTime(Nanoseconds now);
+  bool IsWithinTheCut(const std::string& host) const { return plan_.faults[0].places.count(host[0] - 'a') > 0; }
   void CheckSides(Nanoseconds now, const EpochId& old, const World& world);
 
   const Plan& plan_;
@@ -96,10 +106,14 @@ class Judge {
   std::map<std::pair<std::pair<int64_t, bool>, size_t>, Sums> used_parts_;  // as Used has them
   std::map<Uid, int64_t> step_of_;
   std::set<Uid> members_, evicted_, finished_, killed_;  // members: of any world that ran
+  std::set<Uid> known_;                                  // to the launcher, as far as it has not heard of their end
+  std::set<Uid> holding_;                                // results that no release or settlement has ended
   std::set<int64_t> used_;                               // positions
   Nanoseconds struck_ = kNever, launcher_gone_ = kNever;
   Nanoseconds cut_at_ = kNever;
   EpochId struck_in_, cut_in_;
+  ControlFrame formed_;  // the last Form
+  Uid frozen_;
   bool undisturbed_ = false;  // a world of which all members run when the launcher crashes
   bool ended_ = false, well_ = false;
 };

@@ -54,6 +54,8 @@ class Drawing {
     Fault fault{number, random_.Pick(kinds)};
     if (fault.kind == Fault::kOtherProgram && simulation::Mix({plan_.seed, static_cast<uint64_t>(number)}) % 2 == 0)
       fault.kind = Fault::kOtherValues;
+    if (fault.kind == Fault::kNotice && simulation::Mix({plan_.seed, static_cast<uint64_t>(number), 1}) % 3 == 0)
+      fault.kind = Fault::kHostNotice;
     fault.host = static_cast<int>(random_.Below(plan_.slots.size()));
     fault.slot = static_cast<int>(random_.Below(static_cast<uint64_t>(plan_.slots[static_cast<size_t>(fault.host)])));
     const bool at_a_moment = fault.kind == Fault::kLauncherCrash ? !random_.OneIn(3) : random_.OneIn(2);
@@ -68,12 +70,19 @@ class Drawing {
     } else {
       fault.at = plan_.start_up + random_.Between(0, 2 * plan_.steps * plan_.window);
     }
-    if (fault.kind == Fault::kFreeze) fault.duration = random_.Between(1, 200) * kSecond / 10;
+    if (fault.kind == Fault::kFreeze) fault.duration = DrawFreeze(number);
     if (fault.kind == Fault::kHang) fault.duration = random_.Between(1, 90) * kSecond;
     if (fault.kind == Fault::kLauncherCrash)
       fault.duration = random_.OneIn(8) ? kNever : random_.Between(1, 200) * kSecond / 10;
     if (fault.kind == Fault::kCut) DrawCut(&fault);
     return fault;
+  }
+
+  // Some end about when the rank is given up.
+  Nanoseconds DrawFreeze(int number) {
+    const Nanoseconds any = random_.Between(1, 200) * kSecond / 10;
+    const uint64_t drawn = simulation::Mix({plan_.seed, static_cast<uint64_t>(number), 2});
+    return drawn % 4 > 0 ? any : kSilence + static_cast<Nanoseconds>(drawn / 4 % 1500) * kMillisecond;
   }
 
   void DrawCut(Fault* fault) {
@@ -117,7 +126,8 @@ bool Plan::must_succeed() const {
   std::set<std::pair<int, int>> struck;
   for (const Fault& fault : faults) {
     const bool short_cut = fault.kind == Fault::kCut && fault.duration < kSilence / 2;
-    if ((fault.kind == Fault::kCut && !short_cut) || fault.kind == Fault::kNotice) return false;
+    if ((fault.kind == Fault::kCut && !short_cut) || fault.kind == Fault::kNotice || fault.kind == Fault::kHostNotice)
+      return false;
     if (fault.kind == Fault::kLauncherCrash && fault.duration == kNever) return false;
     const bool all_of_host = fault.kind == Fault::kHostLost || fault.kind == Fault::kHostReset;
     for (int slot = 0; slot < slots[static_cast<size_t>(fault.host)]; ++slot)
@@ -128,8 +138,8 @@ bool Plan::must_succeed() const {
 }
 
 std::string Plan::Text() const {
-  static const char* const kKinds[] = {"crash", "freeze",         "hang",   "loss",          "reset",
-                                       "cut",   "launcher crash", "notice", "other program", "other values"};
+  static const char* const kKinds[] = {"crash",          "freeze", "hang",        "loss",          "reset",       "cut",
+                                       "launcher crash", "notice", "host notice", "other program", "other values"};
   static const char* const kCuts[] = {"positions", "batches", "growing batches"};
   static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;

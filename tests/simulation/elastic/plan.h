@@ -29,6 +29,7 @@ struct Fault {
     kCut,
     kLauncherCrash,
     kNotice,
+    kHostNotice,
     kOtherProgram,
     kOtherValues
   };

@@ -218,6 +218,7 @@ void SimulatedRank::Hold() {
   }
   part.held = std::move(held);
   steps_.Hold(part.part);
+  judge_->Holds(process_.uid);
   Gift gift;
   gift.pauses = wants_pause_;
   present_->Submit(kWholeName, gift);
@@ -233,6 +234,7 @@ void SimulatedRank::Agree() {
   present_->Forget(kWholeName);
   StepEffects effects;
   steps_.Release(&effects);
+  judge_->Settled(process_.uid);
   deeds_.assign(effects.begin(), effects.end());
   settles_ = false;
   PartReleased();
@@ -280,6 +282,7 @@ void SimulatedRank::TakeWorld() {
   steps_.EnterWorld(number, static_cast<int32_t>(present_->members().size()), present_->rank());
   Gift gift;
   gift.standing = steps_.standing(false);
+  judge_->Stands(process_.uid, gift.standing);
   gift.fits = fits_;
   present_->Submit(kStandingsName, gift);
   wait_ = Wait::kStandings;
@@ -309,6 +312,8 @@ void SimulatedRank::Settle(const std::vector<int32_t>& places) {
   const int64_t released = steps_.released();
   StepEffects effects;
   steps_.Settle(places, &effects);
+  judge_->Settled(process_.uid);
+  judge_->Stands(process_.uid, steps_.standing(false));
   deeds_.assign(effects.begin(), effects.end());
   settles_ = true;
   if (steps_.released() > released) PartReleased();
@@ -374,8 +379,10 @@ void SimulatedRank::Finish(const Contributors& contributors) {
   const Window& window = *window_;
   const int64_t left_ahead = samples_.drawn() - samples_.taken();
   samples_.Release(contributors);
-  ahead_.erase(ahead_.begin(), ahead_.end() - static_cast<std::ptrdiff_t>(samples_.drawn() - samples_.taken()));
-  if (samples_.drawn() > left_ahead) judge_->Violate("what was drawn ahead is more than was left");
+  const int64_t drawn_ahead = samples_.drawn() - samples_.taken();
+  if (drawn_ahead > std::min(left_ahead, static_cast<int64_t>(ahead_.size())))
+    return judge_->Violate("what was drawn ahead is more than was left");
+  ahead_.erase(ahead_.begin(), ahead_.end() - static_cast<std::ptrdiff_t>(drawn_ahead));
   if (window.counts) {
     metric_done_ = false;
     judge_->Released(process_.uid, present_->epoch(), settles_, ++done_, UidsOf(contributors), window.sums);

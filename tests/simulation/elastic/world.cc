@@ -79,6 +79,12 @@ Uids SimulatedWorld::UidsOf(const std::vector<int>& ranks) const {
 
 Uids SimulatedWorld::Silent() const { return UidsOf(protocol_->Silent(surroundings_->now())); }
 
+// As Coordinator::suspects.
+Uids SimulatedWorld::unheard() const {
+  const bool wakes = !ended_ && looked_at_ != kNever && protocol_->IsMissed(surroundings_->now() - looked_at_);
+  return wakes ? Uids{process_.uid} : unheard_;
+}
+
 void SimulatedWorld::Leave() {
   if (ended_) return;
   protocol_->GiveUpWaiting(surroundings_->now(), &effects_);
@@ -155,6 +161,7 @@ void SimulatedWorld::LookForTheDead() {
   if (ended_ || surroundings_->now() < protocol_->next_look()) return;
   protocol_->Look(surroundings_->now(), Signs(), &effects_);
   unheard_ = UidsOf(protocol_->Unheard(surroundings_->now()));
+  looked_at_ = surroundings_->now();
   CarryOut();
 }
 

@@ -86,7 +86,7 @@ class SimulatedWorld {
   bool has_failed(const std::string& name) const { return ended_ || failed_.count(name) > 0; }
   // Members of whom nothing is heard; and those that have not come to an operation, which was given up.
   Uids Silent() const;
-  const Uids& unheard() const { return unheard_; }  // lately
+  Uids unheard() const;  // lately
   const Uids& missing() const { return missing_; }
   // This rank goes, or was told that the world is over.
   void Leave();
@@ -131,6 +131,7 @@ class SimulatedWorld {
   std::map<std::string, Gifts> results_;
   std::set<std::string> failed_;
   Uids missing_, unheard_;
+  Nanoseconds looked_at_ = kNever;
   std::deque<effect::Execute> batches_;
   std::map<Uid, uint64_t> arrivals_;
   RankEffects effects_;
