@@ -71,7 +71,7 @@ class Server:
                 self._accept(key.fileobj)  # type: ignore[arg-type]
             elif self._has(key.data):
                 self._flush(key.data)
-                events += [(key.data, said) for said in self.read(key.data)]
+                events += [(key.data, said) for said in self._read_some(key.data) or ()]  # others have a turn, too
         now = time.monotonic()
         for late in list(itertools.takewhile(lambda each: now > each.since + SECONDS_TO_PROVE, self._strangers)):
             self.drop(late)
@@ -101,25 +101,10 @@ class Server:
             self.wait(left)
 
     def read(self, connection: Connection) -> list[dict[str, Any] | str]:
-        """What has come of one, without waiting."""
+        """All that has come of one, without waiting."""
         events: list[dict[str, Any] | str] = []
-        while self._has(connection):
-            is_known = connection in self._proven
-            try:
-                data = connection.socket.recv(BYTES_AT_ONCE)
-                if not data:
-                    raise ConnectionResetError
-                events += self._hear(connection, data)
-                continue
-            except BlockingIOError:
-                break
-            except ValueError:  # a HandshakeError, or no object
-                end = BROKEN
-                self._flush(connection)  # that it has another secret
-            except OSError as error:
-                end = ENDED if error.errno in (None, errno.ECONNRESET, errno.EPIPE) else BROKEN
-            self.drop(connection)
-            events += [end] if is_known else []
+        while (said := self._read_some(connection)) is not None:
+            events += said
         return events
 
     def drop(self, connection: Connection) -> None:
@@ -203,6 +188,26 @@ class Server:
             del self._strangers[connection]
             if self._listens_at != float("inf"):
                 self._listen()
+
+    def _read_some(self, connection: Connection) -> list[dict[str, Any] | str] | None:
+        """What the next bytes of one make whole; None if nothing has come."""
+        if not self._has(connection):
+            return None
+        is_known = connection in self._proven
+        try:
+            data = connection.socket.recv(BYTES_AT_ONCE)
+            if not data:
+                raise ConnectionResetError
+            return [*self._hear(connection, data)]
+        except BlockingIOError:
+            return None
+        except ValueError:  # a HandshakeError, or no object
+            end = BROKEN
+            self._flush(connection)  # that it has another secret
+        except OSError as error:
+            end = ENDED if error.errno in (None, errno.ECONNRESET, errno.EPIPE) else BROKEN
+        self.drop(connection)
+        return [end] if is_known else []
 
     def _hear(self, connection: Connection, data: bytes) -> list[dict[str, Any]]:
         said = []

@@ -56,9 +56,13 @@ class Served:
     def ends(self) -> list[Any]:
         return [said for _, said in list(self.events) if isinstance(said, str)]
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Nobody answers from then on."""
         self._stop.set()
         self._thread.join()
+
+    def close(self) -> None:
+        self.stop()
         self.server.close()
 
 
@@ -245,6 +249,29 @@ def test_who_reads_nothing_is_dropped(served: Served, monkeypatch: pytest.Monkey
     assert asks(other, {"a": 1}) == {"a": 1}
     client.close()
     other.close()
+
+
+def test_who_says_much_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it speaks: each turn hears a part of what has come of it, and all who have said something."""
+    monkeypatch.setattr(server, "BYTES_AT_ONCE", 1000)
+    served = Served(socket.create_server(("127.0.0.1", 0)))
+    loud, quiet = served.call(), served.call()
+    served.stop()
+    for number in range(100):
+        loud.say({"number": number})
+    quiet.say({"number": -1})
+
+    def turn() -> list[int]:
+        return [said["number"] for _, said in served.server.wait(1.0) if isinstance(said, dict)]
+
+    heard = turn()
+    assert -1 in heard and len(heard) < 50
+    while len(heard) < 101:
+        heard += turn()
+    assert heard[-1] == 99
+    for client in (loud, quiet):
+        client.close()
+    served.close()
 
 
 @pytest.mark.parametrize(
