@@ -26,6 +26,7 @@ import pytest
 LINES = 30  # of a failure
 WIDTH = 300
 MOST = 10  # failures that are told so
+INNERMOST = 5  # lines of the thread that crashed
 OF_AN_OUTPUT = 20_000  # characters, the last ones
 # What assertion messages show of subprocess.CompletedProcess and of results made like it.
 OUTPUTS = re.compile(r"""\b(stdout|stderr)=(b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))""")
@@ -127,7 +128,11 @@ def stacks_of(worker: str) -> str:
         return ""
     said = file.read_text()
     file.unlink()
-    return "\n".join(without_libraries(said.partition("\n\nExtension modules:")[0].splitlines()))
+    what, *threads = said.partition("\n\nExtension modules:")[0].split("\n\n")
+    (crashed, *others) = sorted(threads, key=lambda stack: not stack.startswith("Current thread")) or [""]
+    own = crashed.splitlines()  # of a library's frames, those in which it crashed are told
+    rest = [*own[INNERMOST:], *(line for stack in others for line in stack.splitlines())]
+    return "\n".join([what, *own[:INNERMOST], *without_libraries(rest)])
 
 
 def pytest_sessionfinish(session) -> None:
