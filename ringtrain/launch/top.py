@@ -24,6 +24,7 @@ from ringtrain.launch.report.findings import number_text, time_text
 from ringtrain.launch.report.steps import length, numbered, union
 
 SECONDS_TO_ANSWER = 5.0  # a program that keeps the GIL to itself answers late
+SECONDS_TO_END = 2.0  # of a process that has closed its world
 SECONDS_TO_SAY_WHAT = 1.0  # of several jobs each
 STEPS_OF_A_HANG = 3.0  # in which nothing has begun or ended
 LONGEST_PROGRAM = 80  # letters of its command line
@@ -79,23 +80,25 @@ def top(once: bool, interval: float, job: int | None) -> int:
     ssh HOST ringtrain top. A job that nobody looks at pays nothing for it.
     """
     process, name = _chosen(job)
-    before = _ask(process, name)
+    before = None
     while True:
-        time.sleep(interval)
         try:
             now = _ask(process, name)
         except click.ClickException as problem:
-            if not once and process not in inquiries.those_who_answer():
+            if _has_ended(process):
                 click.echo("The job has ended.")
                 return 0
-            if once or not isinstance(problem, _NoWorld):
+            if once or before is None or not isinstance(problem, _NoWorld):
                 raise
-            continue  # its world has ended: soon the process does, or another world begins
-        lines = map(printable, describe(before, now, process))
-        click.echo((CLEAR if sys.stdout.isatty() and not once else "") + "\n".join(lines))
-        if once:
-            return 0
+            time.sleep(interval)
+            continue  # another world may begin
+        if before is not None:
+            lines = map(printable, describe(before, now, process))
+            click.echo((CLEAR if sys.stdout.isatty() and not once else "") + "\n".join(lines))
+            if once:
+                return 0
         before = now
+        time.sleep(interval)
 
 
 def _chosen(job: int | None) -> tuple[int, str]:
@@ -116,6 +119,16 @@ def _chosen(job: int | None) -> tuple[int, str]:
             f"--job {process}: it must be the process of a rank 0, but these are {', '.join(map(str, sorted(found)))}."
         )
     return process, found[process]
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process that gave no answer is gone, as it soon is when its world has just ended."""
+    until = time.monotonic() + SECONDS_TO_END
+    while process in inquiries.those_who_answer():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _what_it_is(name: str) -> str:

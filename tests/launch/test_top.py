@@ -154,6 +154,33 @@ def test_several_jobs_are_listed_with_their_programs(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("arguments", [[], ["--once"]])
+@pytest.mark.parametrize("refuses", [True, False], ids=["gone", "has no world"])
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_job_that_ends_before_it_has_answered_has_ended(monkeypatch, arguments, refuses, answers):
+    """At the first look, and at the second one."""
+    lives = iter([{7: "a"}, {7: "a"}])  # and while it ends, for a moment
+    told = iter([json.dumps(told_of([], 0.0)).encode()] * answers)
+    monkeypatch.setattr(inquiries, "those_who_answer", lambda: next(lives, {}))
+
+    def ask(name: str, seconds: float) -> bytes:
+        if (answer := next(told, None)) is None and refuses:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return answer or b"{}"
+
+    monkeypatch.setattr(inquiries, "ask", ask)
+    done = CliRunner().invoke(top_command, [*arguments, "--interval", "0.1"])
+    assert (done.exit_code, done.output) == (0, "The job has ended.\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]])
+def test_a_process_that_lives_on_without_a_world_is_told_from_one_that_ends(monkeypatch, arguments):
+    monkeypatch.setattr(inquiries, "those_who_answer", lambda: {7: "a"})
+    monkeypatch.setattr(inquiries, "ask", lambda name, seconds: b"{}")
+    done = CliRunner().invoke(top_command, arguments)
+    assert done.exit_code == 1 and "it has no world open in which it is rank 0." in done.output
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b"hello", b'{"flight_record": 1}'])
 def test_other_answers_are_refused(text):
     with pytest.raises((ValueError, KeyError, InvalidArgumentError)):
