@@ -13,11 +13,14 @@ import select
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from ringtrain._runtime import stacks
 
 OUR_THREADS = "ringtrain-"  # their names begin so, and nobody looks for a fault in them
+OUR_POOLS = "ringtrain."  # likewise: they run what a program gives them, or wait for other ranks
+_POOLS_OWN_LOOP = os.path.join("concurrent", "futures", "thread.py")
 _GATHER_SECONDS = 0.05  # in which the operations of a step ask for the same
 _MOST_AT_ONCE = 4096
 _STDERR = 2
@@ -45,7 +48,10 @@ def answer_requests(signal_number: int, show_lines: Callable[[], None]) -> int:
 
 
 def write_stacks() -> None:
-    """Writes the stacks of the program's threads to stderr, the main thread's last. The caller holds the GIL."""
+    """Writes the stacks of the program's threads to stderr, the main thread's last, and those of ours that have work of its.
+
+    The caller holds the GIL.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     found = sorted(stacks.of_threads(_FRAMES).items(), key=lambda stack: stack[0] == main)
@@ -53,10 +59,15 @@ def write_stacks() -> None:
     text = "".join(
         f"Thread '{name}', most recent call last:\n{''.join(stack.format())}"
         for name, stack in named
-        if not name.startswith(OUR_THREADS)
+        if not name.startswith(OUR_THREADS) and not (name.startswith(OUR_POOLS) and _waits_for_work(stack))
     )
     with open(_STDERR, "w", closefd=False) as stderr:  # where the library writes; a program may replace sys.stderr
         stderr.write(text)
+
+
+def _waits_for_work(stack: traceback.StackSummary) -> bool:
+    """Whether a thread of a pool is in its own loop, and in nothing that it was given."""
+    return bool(stack) and stack[-1].filename.endswith(_POOLS_OWN_LOOP)
 
 
 def _answer(asked: int, answers: dict[int, Callable[[], None]]) -> None:

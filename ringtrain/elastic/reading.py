@@ -51,7 +51,7 @@ class Reader(Iterator[Any]):
         self._source = source
         self._load = load
         self._most = _AHEAD * workers
-        self._pool = ThreadPoolExecutor(workers, "ringtrain-load") if workers else None
+        self._pool = ThreadPoolExecutor(workers, "ringtrain.load") if workers else None
         self._ahead: deque[Future[Any]] = deque()
         self._dealing = -1  # in which these were drawn
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -64,6 +65,25 @@ def test_it_says_where_a_thread_is():
     assert text.index("in outermost") < text.index("in innermost")
     assert len(short) == 2 and short[-1].name == "wait"
     assert threading.get_ident() in stacks.of_threads(20)
+
+
+def test_a_thread_of_ours_is_shown_while_it_does_the_programs_work(capfd):
+    """One of a pool that waits for work is where nobody looks for a fault."""
+    has_come, may_go = threading.Event(), threading.Event()
+
+    def load():
+        has_come.set()
+        may_go.wait(60)
+
+    with ThreadPoolExecutor(1, "ringtrain.values") as idle, ThreadPoolExecutor(1, "ringtrain.load") as busy:
+        idle.submit(int).result()
+        busy.submit(load)
+        has_come.wait(60)
+        reports.write_stacks()
+        may_go.set()
+    said = capfd.readouterr().err
+    assert "Thread 'MainThread'" in said and "Thread 'ringtrain.load_0'" in said and "in load" in said
+    assert "ringtrain.values" not in said
 
 
 def test_nothing_crashes_beside_threads_that_run():
