@@ -10,6 +10,7 @@ no success.
 from __future__ import annotations
 
 import ast
+import ctypes
 import faulthandler
 import os
 import re
@@ -27,6 +28,8 @@ LINES = 30  # of a failure
 WIDTH = 300
 MOST = 10  # failures that are told so
 INNERMOST = 5  # lines of the thread that crashed
+NATIVE = 10  # frames of it
+OF_THE_HANDLER = 2  # those of crash_stack.cc, and of the kernel
 OF_AN_OUTPUT = 20_000  # characters, the last ones
 # What assertion messages show of subprocess.CompletedProcess and of results made like it.
 OUTPUTS = re.compile(r"""\b(stdout|stderr)=(b?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))""")
@@ -104,6 +107,9 @@ def pytest_configure(config) -> None:
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         config.stacks = stacks_file(worker, os.getppid()).open("w")
         faulthandler.enable(config.stacks)
+        library = Path(os.environ.get("RINGTRAIN_TEST_FAKES", "")) / "crash_stack.so"
+        if library.exists():
+            ctypes.CDLL(str(library)).tell_crashes(config.stacks.fileno())
 
 
 # ---- what is told of it ----
@@ -113,7 +119,7 @@ def pytest_runtest_logreport(report) -> None:
     if report.failed:
         text, outputs = report.longreprtext, getattr(report, "outputs", [])
         if crashed := CRASHED.search(text):
-            outputs = [("stacks", stacks_of(crashed[1]))]
+            outputs = stacks_of(crashed[1])
         failed.setdefault(report.nodeid, Failure(text, outputs))
 
 
@@ -122,17 +128,19 @@ def pytest_collectreport(report) -> None:
         failed.setdefault(report.nodeid, Failure(report.longreprtext, []))
 
 
-def stacks_of(worker: str) -> str:
-    """Where the threads of a worker were when it crashed."""
+def stacks_of(worker: str) -> Outputs:
+    """Where the threads of a worker were when it crashed; the innermost native frames of the one that crashed, if they are known."""
     if not (file := stacks_file(worker, os.getpid())).exists():
-        return ""
-    said = file.read_text()
+        return []
+    native, fatal, said = file.read_text().partition("Fatal Python error")
     file.unlink()
     what, *threads = said.partition("\n\nExtension modules:")[0].split("\n\n")
-    (crashed, *others) = sorted(threads, key=lambda stack: not stack.startswith("Current thread")) or [""]
+    crashed, *others = sorted(threads, key=lambda stack: not stack.startswith("Current thread")) or [""]
     own = crashed.splitlines()  # of a library's frames, those in which it crashed are told
     rest = [*own[INNERMOST:], *(line for stack in others for line in stack.splitlines())]
-    return "\n".join([what, *own[:INNERMOST], *without_libraries(rest)])
+    stacks = "\n".join([fatal + what, *own[:INNERMOST], *without_libraries(rest)])
+    frames = [line.rpartition("/")[2].partition("[")[0] for line in native.splitlines()[OF_THE_HANDLER:]]
+    return [("native", "\n".join(frames[:NATIVE])), ("stacks", stacks)]
 
 
 def pytest_sessionfinish(session) -> None:

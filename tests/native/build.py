@@ -28,6 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATION = ROOT / "tests" / "simulation"
 FAKES = ROOT / "tests" / "fakes"
+CRASH_STACK = ROOT / "tests" / "native" / "crash_stack.cc"
 PACKAGE = runpy.run_path(
     str(ROOT / "ringtrain" / "_binding" / "_build.py")
 )  # without importing the package, which need not be built
@@ -211,7 +212,9 @@ def describe_simulation(name: str, simulator: Simulator, variant: str, folder: P
 
 
 def describe_fakes(variant: str) -> list[str]:
-    """The lines for `fakes`: those of CUDA and NCCL, fakes/old/libnccl.so.2, and an MPI that gives nothing back."""
+    """The lines for `fakes`, what is needed first: those of CUDA and NCCL, fakes/old/libnccl.so.2, an MPI that gives nothing
+    back, and what tells of crashes.
+    """
     lines = []
     for source in sorted(FAKES.glob("*/*.cc")):
         sanitized = variant != "plain" and str(source.relative_to(FAKES)) not in UNSANITIZED
@@ -222,7 +225,12 @@ def describe_fakes(variant: str) -> list[str]:
     for library, folder, without in FAKE_LIBRARIES:
         objects = [object_of(source) for source in sorted((FAKES / folder).glob("*.cc")) if source.stem != without]
         lines.append(f"build fakes/{library}: link_library {' '.join(objects)}\n  soname = {Path(library).name}")
-    return [*lines, "build fakes: phony " + " ".join(f"fakes/{library}" for library, _, _ in FAKE_LIBRARIES)]
+    lines.append(f"build {object_of(CRASH_STACK)}: compile {CRASH_STACK}\n  flags = {' '.join(COMMON)} {FAKE_FLAGS}")
+    lines.append(
+        f"build fakes/{CRASH_STACK.stem}.so: link_library {object_of(CRASH_STACK)}\n  soname = {CRASH_STACK.stem}.so"
+    )
+    libraries = [*(library for library, _, _ in FAKE_LIBRARIES), f"{CRASH_STACK.stem}.so"]
+    return [*lines, "build fakes: phony " + " ".join(f"fakes/{library}" for library in libraries)]
 
 
 def also_reads(source: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import failures
+import fakes
 import pytest
 
 from ringtrain import testing
@@ -102,7 +103,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "0",
         f"--rootdir={folder}",
     ]
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "PATH": "/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "RINGTRAIN_TEST_FAKES": str(fakes.folder()),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "."], cwd=folder, capture_output=True, text=True, env=environment
     )
@@ -160,6 +166,7 @@ def test_of_what_no_test_says(told: dict[str, list[str]]) -> None:
     crash = "\n".join(told["test_a_crash"])
     assert "Fatal Python error: Segmentation fault" in crash and "line 5 in test_a_crash" in crash
     assert "in string_at" in crash, "the library's own frame"
+    assert re.search(r"native:\n.*_ctypes|native:\n.*libc", crash), "where it was in native code"
     assert crash.count("site-packages") <= failures.INNERMOST - 3
 
 

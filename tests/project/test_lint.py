@@ -133,6 +133,8 @@ def test_tools_find_a_planted_fault(tool: str, tmp_path: Path) -> None:
         shutil.copy(ROOT / settings, tmp_path)
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(fault)
+    (tmp_path / "benchmarks").mkdir()  # mypy reads this folder, too
+    (tmp_path / "benchmarks" / "__init__.py").touch()
     assert name in lint.look(tool, tmp_path)
 
 
