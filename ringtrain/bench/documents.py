@@ -57,7 +57,7 @@ def make(
 
 
 def write(path: str | os.PathLike, document: Mapping[str, Any]) -> None:
-    """Puts it in the place of what was there. Raises OSError, which names the file: one without a name would be taken for stdout's."""
+    """Puts it in the place of what was there. Raises OSError, which names the file, too, where it is full."""
     try:
         Path(path).write_text(json.dumps(document, indent=1) + "\n")
     except OSError as error:

@@ -37,7 +37,7 @@ from ringtrain.launch.plan import Plan
 from ringtrain.launch.planning import idle_flags, make_plan, warnings
 from ringtrain.launch.preflight import check_hosts
 from ringtrain.launch.reach import hang_up_on
-from ringtrain.launch.streams import is_of_stdout, with_its_output
+from ringtrain.launch.streams import StdoutError, with_its_output
 from ringtrain.launch.surroundings import check_command, check_surroundings, earlier_output, make_folder, make_room_for
 from ringtrain.version import __version__
 
@@ -256,9 +256,9 @@ def ringtrainrun(**given: Any) -> int:
         except (LaunchError, ScriptError) as error:
             terminal.say(str(error), "not-started")
             code = LAUNCH_FAILED
+        except (StdoutError, click.ClickException, click.Abort):
+            raise
         except Exception as fault:
-            if is_of_stdout(fault) or isinstance(fault, (click.ClickException, click.Abort)):
-                raise
             terminal.say(account_of_fault(fault), "launcher-failed")
             code = LAUNCH_FAILED
         terminal.note("launcher-ended", code=code)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import TextIO
 
-NOT_TAKEN = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+class StdoutError(OSError):
+    """Nobody takes what this process writes to its stdout; another file, or a socket, raises another error."""
+
+
+class _Stdout(io.FileIO):
+    """The descriptor of stdout, whose errors say so."""
+
+    def write(self, data):  # type: ignore[no-untyped-def,override]  # as that of its base
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise StdoutError(error.errno, error.strerror) from None
 
 
 def open_standard_streams() -> None:
@@ -29,28 +42,38 @@ def with_its_output(name: str, command: Callable[[], int], code_of_a_full_disk: 
     Where stdout takes nothing, as on a full disk, it says so in a line, and the exit code is the one that is given.
     """
     open_standard_streams()
-    stdout = sys.stdout  # click exchanges it where the reader has gone
+    before = sys.stdout
+    sys.stdout = stdout = _telling(before)
     try:
         try:
             return command()
         finally:  # also after sys.exit
             stdout.flush()
-            if sys.stdout is not stdout:
-                raise BrokenPipeError
-    except BrokenPipeError:  # as of `... | head`
+            if sys.stdout is not stdout:  # click exchanges it where the reader has gone
+                raise StdoutError(errno.EPIPE, os.strerror(errno.EPIPE))
+    except StdoutError as error:
         _write_nowhere(stdout)
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        if not is_of_stdout(error):
-            raise
-        _write_nowhere(stdout)
+        if error.errno == errno.EPIPE:  # as of `... | head`
+            return 128 + signal.SIGPIPE
         sys.stderr.write(f"{name}: stdout: it must take what is written, but: {error.strerror}. Make room there.\n")
         return code_of_a_full_disk
+    finally:
+        sys.stdout = before
 
 
-def is_of_stdout(error: BaseException) -> bool:
-    """Whether a command failed because nobody takes what it writes: a file that it has opened itself has a name."""
-    return isinstance(error, OSError) and error.filename is None and error.errno in NOT_TAKEN
+def _telling(stdout: TextIO) -> TextIO:
+    """The same stream, whose errors are `StdoutError`; as it is where something else stands in for stdout."""
+    if stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):
+        return stdout
+    raw = _Stdout(stdout.fileno(), "wb", closefd=False)
+    buffer = raw if isinstance(stdout.buffer, io.RawIOBase) else io.BufferedWriter(raw)  # as `python -u` has it
+    return io.TextIOWrapper(
+        buffer,  # type: ignore[arg-type]
+        stdout.encoding,
+        stdout.errors,
+        line_buffering=stdout.line_buffering,
+        write_through=stdout.write_through,
+    )
 
 
 def _write_nowhere(stdout: TextIO) -> None:
