@@ -771,7 +771,13 @@ def nothing_is_written_after_a_failure():
         pass  # it has failed, and says so once more
 
 
-@check(FAKE_DEVICES=4, FAKE_NCCL_HANG="ncclAllReduce:1=1", FAKE_NCCL_FAIL="ncclAllReduce:3=3", FAKE_DELAY_US=20000)
+@check(
+    FAKE_DEVICES=4,
+    FAKE_NCCL_HANG="ncclAllReduce:1=1",
+    FAKE_NCCL_FAIL="ncclAllReduce:3=3",
+    FAKE_NCCL_ABORT_US=50000,
+    FAKE_DELAY_US=20000,
+)
 def what_an_abort_ends_is_not_taken_for_done():
     """A kernel that is aborted lets its stream go on as one that is done: nobody may use what was not there before.
 
@@ -787,6 +793,7 @@ def what_an_abort_ends_is_not_taken_for_done():
         started.wait(PATIENCE)
         rt.allreduce_async(second, "fails", rt.Sum)
         eventually(hangs.done, "the first sum has ended")
+        assert nccl.calls("ncclCommAbort") >= 2, "its owner hears of it before this rank has aborted both communicators"
         problem = error_of(hangs.wait)
         assert done.done() and (on_host(done.wait()) == 2).all()
         return problem

@@ -501,6 +501,44 @@ def test_a_launcher_that_may_open_few_files_says_what_it_needs(limit: int, words
     assert (done.returncode, done.stderr) == (125 if words else 0, words)
 
 
+ONE_DIES = """
+import os, pathlib, signal, sys
+import numpy as np, ringtrain as rt, ringtrain.elastic
+rt.init()
+struck = pathlib.Path(sys.argv[1], "struck")
+
+@rt.elastic.run
+def train(state):
+    while state.step < 5 or rt.size() < 2:
+        rt.allreduce(np.ones(1), "x")
+        if rt.rank() == 1 and state.step == 3 and not struck.exists():
+            struck.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.step += 1
+        state.commit()
+
+train(rt.elastic.ObjectState(step=0))
+"""
+
+
+@pytest.mark.tcp
+@pytest.mark.parametrize("limit, is_enough", [(24, False), (25, True)])
+def test_an_elastic_job_needs_more_files_than_another_one(limit: int, is_enough: bool, tmp_path: Path) -> None:
+    """Each rank has a pipe of words for each start; what does not do for that is refused, and what does is enough for a death."""
+    flags = ("--elastic", "--blacklist-cooldown-range", "0.1", "0.1")
+    done = subprocess.run(
+        ["prlimit", f"--nofile={limit}", *ringtrainrun("tcp", "1:2", *flags, "python", "-c", ONE_DIES, str(tmp_path))],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=rank_environment(),
+    )
+    assert done.returncode == (0 if is_enough else 125), done.stderr
+    assert ("limit of open files '24': it must be at least 25 there, for 2 ranks" in done.stderr) != is_enough, done.stderr
+    assert (tmp_path / "struck").exists() == is_enough and "Too many open files" not in done.stderr, done.stderr
+
+
 @pytest.mark.tcp
 def test_a_rank_that_has_used_up_its_descriptors_is_told_at_init() -> None:
     done = run(2, "python", "-c", GREEDY, "4", "64")

@@ -67,6 +67,8 @@ FAKE_EXPORT int ncclCommDestroy(Communicator* comm) {
 }
 
 FAKE_EXPORT int ncclCommAbort(Communicator* comm) {
+  static const long delay = Number("FAKE_NCCL_ABORT_US", 0);
+  if (delay > 0) usleep(static_cast<useconds_t>(delay));
   {
     const Call call(comm, "ncclCommAbort", false);
     Enter("ncclCommAbort", comm->rank);
