@@ -77,6 +77,8 @@ def _main(arguments: list[str]) -> int:
         return 0
     asked_for_help = command in ("--help", "-h")
     print(USAGE, end="", file=sys.stdout if asked_for_help else sys.stderr)
+    if command and not asked_for_help:
+        print(f"ringtrain: there is no command '{command}'.", file=sys.stderr)
     return 0 if asked_for_help else 2
 
 

@@ -266,7 +266,7 @@ def _as_finding(each: Expected, computing: float) -> dict[str, Any]:
 def report(found: Mapping[str, Any]) -> list[str]:
     """The findings for a person."""
     hosts, megabytes = found["hosts"], found["model_bytes"] / 1e6
-    lines = [f"{len(hosts)} hosts, {found['ranks']} ranks"]
+    lines = [f"{len(hosts)} host{'s' * (len(hosts) > 1)}, {found['ranks']} rank{'s' * (found['ranks'] > 1)}"]
     lines += table(
         ["host", "ranks", "cores", "Python", "ringtrain", "MPI", "torch", "TensorFlow", "CUDA", "copy", "add"],
         [_host_row(host) for host in hosts],

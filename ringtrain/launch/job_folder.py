@@ -249,7 +249,7 @@ def listing(parent: str) -> str:
     with contextlib.suppress(OSError):
         if names := sorted(filter(NAME.fullmatch, os.listdir(parent))):
             return f"There are: {', '.join(names)}."
-    return "Whoever changed TMPDIR names that of the start."
+    return "If TMPDIR was another one where the job was started, set that one here."
 
 
 def describe_hosts(hosts: Iterable[Host]) -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import environments
 import needs
@@ -14,6 +15,7 @@ from benchmarks import launch
 from benchmarks.models import MODELS
 from ringtrain.bench import __main__ as command_line
 from ringtrain.bench import hosts
+from ringtrain.bench.command import run as run_module
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,6 +159,23 @@ def test_jax(tmp_path):
     )  # fmt: skip
     assert [result["system"] for result in written["results"]] == ["identity", "ringtrain", "psum"]
     assert all(result["verified"] and result["bytes"] == 4000 for result in written["results"])
+
+
+def test_a_framework_that_is_not_installed_is_told_in_a_line(tmp_path, monkeypatch, capsys):
+    """And a module of ours that is not there is a fault."""
+    package = tmp_path / "measured"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("import no_such_framework.nn\n")
+    (package / "wire.py").write_text("import measured.gone\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = SimpleNamespace(package="measured", command="ringtrain bench")
+    assert run_module(chosen, "train", {}) is False
+    assert capsys.readouterr().err == (
+        "ringtrain bench: train needs no_such_framework, which is not installed. Run: pip install no_such_framework\n"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        run_module(chosen, "wire", {})
 
 
 @pytest.mark.long

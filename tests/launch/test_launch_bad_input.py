@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from test_launch import HERE, LIKE_HERE
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import cli, openmpi, planning
+from ringtrain.launch import cli, commands, openmpi, planning
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.preflight import problems_of
 from ringtrain.launch.settings import SETTINGS, WITHOUT_EFFECT, ConfigError
@@ -80,6 +80,12 @@ def test_what_cannot_be_meant_is_refused_in_a_line(arguments: list[str], words: 
     told = capsys.readouterr().err
     assert words in " ".join(told.split()) and "Traceback" not in told
     assert len([each for each in told.splitlines() if each.startswith("Error: ")]) == 1
+
+
+def test_a_command_that_is_none_is_told_behind_those_that_there_are(capsys) -> None:
+    assert commands.main(["docter"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("usage: ringtrain COMMAND") and told.endswith("ringtrain: there is no command 'docter'.\n")
 
 
 FLAGS = [

@@ -223,6 +223,7 @@ def test_one_host_has_no_network_to_change() -> None:
     alone = findings()
     alone.update(hosts=alone["hosts"][:1], links=[], advice=[], floor_seconds=0.0125)
     assert advise(alone) == [] and "Nothing to change" in report(alone)[-1]
+    assert report(alone)[0] == f"1 host, {alone['ranks']} ranks"
 
 
 @pytest.mark.parametrize(
