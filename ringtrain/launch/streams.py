@@ -18,7 +18,7 @@ class StdoutError(OSError):
 class _Stdout(io.FileIO):
     """The descriptor of stdout, whose errors say so."""
 
-    def write(self, data):  # type: ignore[no-untyped-def,override]  # as that of its base
+    def write(self, data):  # type: ignore[no-untyped-def]  # as that of its base
         try:
             return super().write(data)
         except OSError as error:
@@ -68,7 +68,7 @@ def _telling(stdout: TextIO) -> TextIO:
     raw = _Stdout(stdout.fileno(), "wb", closefd=False)
     buffer = raw if isinstance(stdout.buffer, io.RawIOBase) else io.BufferedWriter(raw)  # as `python -u` has it
     return io.TextIOWrapper(
-        buffer,  # type: ignore[arg-type]
+        buffer,
         stdout.encoding,
         stdout.errors,
         line_buffering=stdout.line_buffering,

@@ -89,7 +89,9 @@ def test_what_stdout_does_not_take_is_told_as_stdouts(flags: list[str], size: in
     with open("/dev/full", "w") as full:
         line = [sys.executable, *flags, "-c", program]
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("ringtrain: stdout: it must take what is written, but: No space")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "ringtrain: stdout: it must take what is written, but: No space"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -535,7 +535,9 @@ def test_an_elastic_job_needs_more_files_than_another_one(limit: int, is_enough:
         env=rank_environment(),
     )
     assert done.returncode == (0 if is_enough else 125), done.stderr
-    assert ("limit of open files '24': it must be at least 25 there, for 2 ranks" in done.stderr) != is_enough, done.stderr
+    assert ("limit of open files '24': it must be at least 25 there, for 2 ranks" in done.stderr) != is_enough, (
+        done.stderr
+    )
     assert (tmp_path / "struck").exists() == is_enough and "Too many open files" not in done.stderr, done.stderr
 
 
