@@ -8,6 +8,7 @@ namespace {
 // Odd numbers without a pattern: multiplying by one loses nothing of a word.
 constexpr uint64_t kSpread = 0x9e3779b97f4a7c15u, kMix = 0xd6e8feb86659fd93u;
 constexpr size_t kLanes = 8;  // words under way at once, so that no multiplication waits for the one before
+constexpr size_t kBlock = kLanes * sizeof(uint64_t);
 
 uint64_t Turned(uint64_t word, int bits) { return (word << bits) | (word >> (64 - bits)); }
 
@@ -27,9 +28,9 @@ uint64_t DigestOf(const void* memory, size_t bytes, uint64_t seed) {
   uint64_t lanes[kLanes];
   for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = seed + lane * kMix;
   size_t left = bytes;
-  for (; left >= sizeof lanes; left -= sizeof lanes, at += sizeof lanes) {
+  for (; left >= kBlock; left -= kBlock, at += kBlock) {
     uint64_t words[kLanes];
-    std::memcpy(words, at, sizeof words);
+    std::memcpy(words, at, kBlock);
     for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = Taken(lanes[lane], words[lane]);
   }
   uint64_t last[kLanes] = {};
