@@ -122,8 +122,8 @@ def ranks_take_turns_often(request):
 
 
 @pytest.fixture(autouse=True)
-def ranks_take_turns_in_tensorflows_dispatcher(monkeypatch):
-    turns.take_turns_in_tensorflows_dispatcher(monkeypatch)
+def ranks_take_turns_in_tensorflows_dispatcher():
+    turns.take_turns_in_tensorflows_dispatcher()
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,37 @@
 """Where ranks that are threads have to take turns, since a framework expects one thread."""
 
+import functools
 import sys
 import threading
 
-from pytest import MonkeyPatch
 
+def take_turns_in_tensorflows_dispatcher() -> None:
+    """TensorFlow's dispatcher of an operation keeps a call's arguments in itself while it asks Python for their types.
 
-def take_turns_in_tensorflows_dispatcher(patch: MonkeyPatch) -> None:
-    """TensorFlow's dispatcher of eager operations keeps a call's arguments in itself while it asks Python for their types.
-
-    Another thread that calls the same operation meanwhile puts its own there, and the process may crash.
+    Another thread that calls the same operation meanwhile puts its own there, and the process may crash. From the first call
+    with TensorFlow imported on, for good: a module of generated operations keeps each one's dispatcher, bound, as its own.
     """
-    if "tensorflow" not in sys.modules:
-        return
+    if "tensorflow" in sys.modules:
+        _take_turns_from_now_on()
+
+
+@functools.cache
+def _take_turns_from_now_on() -> None:
     from tensorflow.python.util.dispatch import _api_dispatcher
 
-    dispatch, turn = _api_dispatcher.PythonAPIDispatcher.Dispatch, threading.RLock()
+    turn = threading.RLock()
 
-    def dispatch_in_turn(self, *arguments):
-        with turn:
-            return dispatch(self, *arguments)
+    def in_turn(dispatch):
+        @functools.wraps(dispatch)
+        def dispatch_in_turn(*arguments):
+            with turn:
+                return dispatch(*arguments)
 
-    patch.setattr(_api_dispatcher.PythonAPIDispatcher, "Dispatch", dispatch_in_turn)
+        return dispatch_in_turn
+
+    dispatcher = _api_dispatcher.PythonAPIDispatcher
+    dispatcher.Dispatch = in_turn(dispatcher.Dispatch)
+    for module in list(sys.modules.values()):  # those that have bound it before
+        for name, bound in list(getattr(module, "__dict__", {}).items()):
+            if name.startswith("_dispatcher_for_"):
+                setattr(module, name, in_turn(bound))
