@@ -1,7 +1,7 @@
 """``python -m benchmarks replicas``: what it costs that ranks compare what they step with, and their parameters.
 
 Each framework trains a perceptron in three ways, which take turns: comparing nothing (``replicas="differ"``); as by default,
-which compares settings in each step; and with a look at all parameters in each step, where the default has one a minute at most.
+which compares settings in each step; and with a look at all parameters in each step, where the default has one a second at most.
 A step is shown by the time that it takes, and by that of the processor in all threads of the rank that used most.
 """
 
@@ -88,7 +88,7 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     size = results[0]["bytes"] / 1e6
     report.say(f"{ranks.size()} ranks on {facts['cores']} cores ({facts['processor']}), {size:.1f} MB of parameters")
     report.say(
-        "a look: what a step uses more that looks at all parameters; at most once a minute, or 0.1 % of the time"
+        "a look: what a step uses more that looks at all parameters; at most once a second, or 0.1 % of the time"
     )
     rows = [
         [

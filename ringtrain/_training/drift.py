@@ -2,7 +2,7 @@
 
 Each rank has a ``Replica`` for an optimizer in a world, and the rounds carry what it tells: always a digest of the settings
 that it is going to step with and one of those of its last update, now and then one of the parameters as that has left them. These
-are compared after the first update in a world, and then once a minute, or so seldom that it takes a thousandth of the
+are compared after the first update in a world, and then once a second, or so seldom that it takes a thousandth of the
 time. Any rank asks for that, and all ranks tell in the round after the next update.
 """
 
@@ -19,7 +19,7 @@ from ringtrain._training.adapter.checks import hashed
 Settings = Mapping[str, Any]
 Named = Sequence[tuple[str, Any]]
 
-PERIOD = 60.0  # seconds between two comparisons of parameters
+PERIOD = 1.0  # seconds between two comparisons of parameters; 0, of tests: in each step
 SHARE = 1e-3  # of the time, which they take at most
 
 
@@ -73,6 +73,7 @@ class Replica:
         called: what things are called in the framework.
         processor: of which kind that is, on which updates are computed.
         clock: in seconds.
+        beside: seconds that a look at these parameters takes more than is seen here.
 
     Attributes:
         called, processor: as given.
@@ -84,6 +85,7 @@ class Replica:
         self, read_settings: Callable[[], Settings], read_parameters: Callable[[], Named],
         digest: Callable[[Any], int], on_host: Callable[[Any], np.ndarray], called: Words,
         processor: Callable[[], str] = kind_of_processor, clock: Callable[[], float] = time.monotonic,
+        beside: Callable[[Named], float] = lambda _: 0.0,
     ):  # fmt: skip
         self.called, self.processor = called, processor
         self.compares = True
@@ -92,6 +94,7 @@ class Replica:
         self._digests: np.ndarray | None = None  # of the parameters as it has left them, if they are compared now
         self._read_settings, self._read_parameters = read_settings, read_parameters
         self._digest, self._on_host, self._clock = digest, on_host, clock
+        self._beside = beside
         self._digested: tuple[Settings, int] = {}, digest_of({})  # most steps have the settings of the one before
         self._wanted = True  # after the first update
         self._compared_at, self._cost = clock(), 0.0
@@ -160,9 +163,10 @@ class Replica:
 
     def _measured_digests(self) -> np.ndarray:
         began = self._clock()
-        digests = np.array([self._digest(tensor) for _, tensor in self._read_parameters()], np.int64)
+        parameters = self._read_parameters()
+        digests = np.array([self._digest(tensor) for _, tensor in parameters], np.int64)
         self._compared_at = self._clock()
-        self._cost = self._compared_at - began
+        self._cost = self._compared_at - began + self._beside(parameters)
         return digests
 
 

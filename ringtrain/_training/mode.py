@@ -21,7 +21,7 @@ class Mode:
 
     Args:
         replicas: ``"equal"`` has ranks that train apart raise MismatchError: what each steps with is compared in each step, and
-            the parameters after the first one and at most once a minute; with ``LocalSteps`` where ranks average.
+            the parameters after the first one and at most once a second; with ``LocalSteps`` where ranks average.
             ``"differ"`` compares nothing.
 
     Raises:

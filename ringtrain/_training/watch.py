@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ringtrain._bootstrap.processors import kind_of_processor
+from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
@@ -24,6 +25,8 @@ Result = TypeVar("Result")
 SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
 ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for
 _REST = 0.25  # seconds, about, after which a graph calls the host again
+_LOOK = 5e-3  # seconds of a look beside the reading: a call of the host, and an operation more
+_COPIED = 4e9  # bytes a second, into the memory that the host gets
 
 _WHO_IS_MISSING = (
     "With it the ranks agree that they step alike: the missing ones have not come to this step. "
@@ -108,7 +111,10 @@ class Watch:
             self._begin()
         self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
-        asks = not self._muted and (told.asks or self._asks or self._steps == self._first_look)
+        begun = (
+            self._steps > self._first_look or not drift.PERIOD
+        )  # what a program takes to compile brings no look forward
+        asks = not self._muted and ((begun and told.asks) or self._asks or self._steps == self._first_look)
         self._asks = False
         own = _with_complement(np.array([told.settings, _bits(rate)], np.uint64))
         if self._muted or not self._steps:  # they may be broadcast after the first step
@@ -210,7 +216,7 @@ class Watch:
         self._steps, self._rests, self._rested_at = 0, 0, None
         self._replica = Replica(
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
-            self._forms.processor, self._clock,
+            self._forms.processor, self._clock, _beside,
         )  # fmt: skip
 
 
@@ -245,6 +251,10 @@ class Comparison:
         result = reduce()
         self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
         return result
+
+
+def _beside(parameters: Named) -> float:
+    return _LOOK + sum(getattr(each, "nbytes", 0) for _, each in parameters) / _COPIED
 
 
 def quiet_digest(settings: Settings) -> np.ndarray:

@@ -53,7 +53,7 @@ def DistributedGradientTransformation(
         InvalidArgumentError: what was given is no transformation of optax's; a wrong setting.
         MismatchError: by ``update``, in a program a ``jax.errors.JaxRuntimeError`` with its text, where ranks train apart.
             Compared are, in each update, numbers that optax.inject_hyperparams keeps in the state; and parameters, if ``update``
-            gets them, else the state, after the first update and then once a minute, or so seldom that it takes a thousandth of
+            gets them, else the state, after the first update and then once a second, or so seldom that it takes a thousandth of
             the time. ``Synchronous(replicas="differ")`` compares nothing; nor do updates under ``jax.vmap``.
         UnsupportedError: another mode, for which a transformation has no place.
     """

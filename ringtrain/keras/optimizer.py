@@ -87,10 +87,10 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: not a Keras optimizer, or groups, ``op`` or a number that cannot be; or arguments that exclude each
             other.
-        MismatchError: when it is applied, ranks that compare what they have train apart; in a graph a
-            ``tf.errors.InvalidArgumentError`` with its text. The learning rate and other numbers are compared in each update, the
-            variables in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a minute, or so seldom
-            that it takes a thousandth of the time.
+        MismatchError: when it is applied, or by ``fit``: ranks that compare what they have train apart. In a graph of another loop
+            it is a ``tf.errors.InvalidArgumentError`` with its text. The learning rate and other numbers are compared in each
+            update, the variables in the tenth one, or the second with BroadcastGlobalVariablesCallback, and then once a second, or
+            so seldom that it takes a thousandth of the time.
         UnsupportedError: when it is applied, to a model with a ``ShardedEmbedding``: with ``LocalSteps`` or local layers, it scales
             the loss or clips by the norm of all gradients; with ``OneStepLate``, it scales, clips or accumulates.
     """

@@ -130,7 +130,7 @@ def DistributedGradientTape(
     Raises:
         InvalidArgumentError: not a tape, or arguments that cannot be, or exclude each other.
         MismatchError: by ``gradient``, where the variables that it is asked about differ between ranks; in a graph a
-            ``tf.errors.InvalidArgumentError`` with its text. They are compared in its twentieth call and once a minute, or so
+            ``tf.errors.InvalidArgumentError`` with its text. They are compared in its twentieth call and once a second, or so
             seldom that it takes a thousandth of the time; ``replicas="differ"`` in the mode compares nothing.
     """
     if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain._training import differences, drift, rounds
+from ringtrain._training import differences, drift, rounds, watch
 from ringtrain._training.adapter import checks
 from ringtrain._training.differences import Differences
 from ringtrain._training.drift import Replica, Told, Words
@@ -40,14 +40,14 @@ class Rank:
         return told
 
 
-def test_parameters_are_compared_after_the_first_update_and_once_a_minute():
+def test_parameters_are_compared_after_the_first_update_and_once_a_second():
     rank = Rank()
     compared = []
-    for number in range(200):
-        rank.now = float(number)
+    for number in range(20):
+        rank.now = number / 4
         if rank.round().parameters is not None:
             compared.append(number)
-    assert compared == [1, 61, 121, 181]  # asked for after 60 s, told after the next update
+    assert compared == [1, 5, 9, 13, 17]  # asked for after a second, told after the next update
 
 
 def test_what_takes_long_is_compared_less_often():
@@ -59,6 +59,26 @@ def test_what_takes_long_is_compared_less_often():
         if rank.round().parameters is not None:
             compared.append(number)
     assert len(compared) == 4 and min(np.diff(compared)) >= 500
+
+
+def test_what_is_not_seen_of_a_look_counts():
+    """Of a program, whose look is a call of the host, with copies of the parameters."""
+    compared, now = [], 0.0
+    with World(1) as world:
+
+        def body(rank):
+            nonlocal now
+            watched = watch.Watch(Session(rt.global_process_set), "model", CALLED, clock=lambda: now)
+            parameters = [("w", np.ones(1_000_000, np.float32))]
+            for number in range(200):
+                now = number / 10
+                row = watched.row({})
+                if row[-1]:
+                    compared.append(now)
+                    watched.digests(row, parameters)
+
+        world.run(body)
+    assert compared == [1.0, 7.0, 13.0, 19.0]  # from the tenth step on, however long the first ones took; each is 6 ms
 
 
 def test_a_rank_tells_when_another_one_asks():

@@ -14,7 +14,7 @@ from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.jax as hvd
-from ringtrain._training import watch
+from ringtrain._training import drift, watch
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.testing import World
 
@@ -101,6 +101,7 @@ def test_most_steps_of_a_program_do_not_call_the_host(two, monkeypatch, schedule
     asked = []
     row = watch.Watch.row
     monkeypatch.setattr(watch.Watch, "row", lambda self, *given: asked.append(1) or row(self, *given))
+    monkeypatch.setattr(drift, "PERIOD", float("inf"))
     monkeypatch.setattr(watch, "_REST", 3600.0)  # however slow this machine is: at most twice as many steps as before
     rate = optax.linear_schedule(0.1, 0.01, 100) if scheduled else 0.1
     two.run(lambda rank: trains(rank, True, make=lambda: optax.inject_hyperparams(optax.sgd)(rate), steps=100))
