@@ -52,6 +52,7 @@ class _Ending:
         self.noted: int | None = None  # code of the last sys.exit in the main thread, which may have been caught since
         self.thread_failed = False  # an exception ended a thread
         self.because: BaseException | None = None  # the error of a peer that the code came of
+        self.on_host: RingtrainError | None = None  # of a function that a graph has called, the last one
         self.is_announced = False  # whether the launcher has been told
         self.errors_of_peers: tuple[type[BaseException], ...] = (PeerLostError, ClosedError)
         self.readers: list[tuple[type[BaseException], Callable[[Any], str]]] = []
@@ -118,6 +119,19 @@ def take_words_from(kind: type[BaseException], words: Callable[[Any], str]) -> N
     _ending.readers.append((kind, words))
 
 
+def note_on_host(problem: RingtrainError) -> None:
+    """A function that a graph or a program has called raises this; its framework makes an error of its own of the text."""
+    _ending.on_host = problem
+
+
+def raised_on_host(problem: BaseException) -> RingtrainError | None:
+    """The error that a framework's error was made of, by its text: the framework puts its own stacks around that."""
+    noted = _ending.on_host
+    if noted is None or isinstance(problem, RingtrainError) or str(noted) not in str(problem):
+        return None
+    return type(noted)(str(noted))
+
+
 def words_of(problem: BaseException) -> str:
     """What an error says that others shall hear of: its text, or what its framework's reader makes of it."""
     read = next((words for kind, words in _ending.readers if isinstance(problem, kind)), str)
@@ -135,11 +149,11 @@ def _watch_exceptions(abort: Callable[[str, bool], None]) -> None:
             because = "" if of_a_peer is None else words_of(of_a_peer)
             announce_failure(_ending.code, follows=of_a_peer is not None, because=because)
             _ending.is_announced = True
-        if (
-            of_a_peer is problem
-            and earlier is sys.__excepthook__
-            and not logging.getLogger("ringtrain").isEnabledFor(logging.DEBUG)
-        ):
+        shortens = earlier is sys.__excepthook__ and not logging.getLogger("ringtrain").isEnabledFor(logging.DEBUG)
+        on_host = raised_on_host(problem)
+        if shortens and on_host is not None:
+            kind, problem = type(on_host), on_host
+        if shortens and (of_a_peer is problem or on_host is problem):
             problem.__traceback__ = of_the_program(traceback)  # the cause is on the other rank, and nothing of it here
         earlier(kind, problem, traceback)  # first of all: once the peers know, the launcher may end this rank
         if ours:

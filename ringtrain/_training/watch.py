@@ -7,19 +7,22 @@ the others what this rank has, and raises. The row of a step that asks for nothi
 graph may make it by itself, and call the host seldom (``rest``).
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ringtrain._bootstrap.processors import kind_of_processor
+from ringtrain._runtime import exits
 from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Named, Replica, Settings, Words, digest_of
 from ringtrain._training.session import Session
+from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
 SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
@@ -169,7 +172,8 @@ class Watch:
             self._settings, self._rate = settings, rate
         if not are_equal(most[:-1]):
             own = with_rate(self._settings, self._rate)
-            waited(self._differences.refuse_settings(own, "is", self._called))
+            with _noted():
+                waited(self._differences.refuse_settings(own, "is", self._called))
         self._parameters = parameters
         self._replica.hear(any_asks=True)
         self._replica.note_step()
@@ -184,7 +188,8 @@ class Watch:
         Raises:
             MismatchError: by more than the rounding of processors; the same on all ranks.
         """
-        self._replica.compares = waited(self._differences.judge_parameters(self._replica))
+        with _noted():
+            self._replica.compares = waited(self._differences.judge_parameters(self._replica))
         self._parameters = ()
 
     # ---- for steps that run on the host ----
@@ -251,6 +256,16 @@ class Comparison:
         result = reduce()
         self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
         return result
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[None]:
+    """A graph or a program may have called: its framework says what is raised within a text of its own."""
+    try:
+        yield
+    except MismatchError as problem:
+        exits.note_on_host(problem)
+        raise
 
 
 def _beside(parameters: Named) -> float:

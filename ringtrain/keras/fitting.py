@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from ringtrain._runtime import exits
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
@@ -48,6 +49,14 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
     original = model_class.fit
     parameters = inspect.signature(original)
 
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except Exception as problem:  # of the framework, that a graph or a program has failed
+            if (told := exits.raised_on_host(problem)) is None:
+                raise
+            raise told from None
+
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         process_set, state = communicates_on(getattr(self, "optimizer", None)), followed()
@@ -60,14 +69,14 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
 
         goes_together = process_set is not None and not is_alone(process_set) and process_set.included()
         if not isinstance(state, ArrangesCallbacks) and (state is not None or not goes_together):
-            return original(self, *args, **kwargs)
+            return fitted(self, *args, **kwargs)
         bound = parameters.bind(self, *args, **kwargs)
         given: Any = bound.arguments.get("callbacks")
         if hasattr(given, "callbacks"):  # a CallbackList, which Keras takes as it is
             given.callbacks = of_this_rank(given.callbacks)
         else:
             bound.arguments["callbacks"] = of_this_rank(_listed(given))
-        return original(*bound.args, **bound.kwargs)
+        return fitted(*bound.args, **bound.kwargs)
 
     model_class.fit = fit
 
