@@ -75,8 +75,9 @@ def pytest_configure(config):
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    # Jobs of tests that name no transport are over the MPI of their environment.
-    os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
+    # Jobs of tests that name no transport are over the MPI of their environment; ranks of a launcher have theirs.
+    if not worlds.LAUNCHED:
+        os.environ["RINGTRAIN_TRANSPORT"] = "mpi"
     config.addinivalue_line("markers", "least_ranks(n): the fixture `world` has n ranks at least")
     config.addinivalue_line("markers", "on_threads(why): makes its ranks itself, and is left out under a launcher")
     config.addinivalue_line("markers", "one_by_one: counts on each gradient travelling by itself")
