@@ -4,6 +4,8 @@ The same test files serve both. Under a launcher every rank runs every test in t
 own.
 """
 
+import pytest
+
 import ringtrain as rt
 from ringtrain import testing
 from ringtrain._binding import options
@@ -26,11 +28,15 @@ _CONFIGURATIONS = [
 
 
 class LaunchedWorld:
-    """The ranks that the launcher started, with the interface of ``ringtrain.testing.World``."""
+    """The ranks that the launcher started, with the interface of ``ringtrain.testing.World``.
+
+    A test that asks for another number of them is left out.
+    """
 
     def __init__(self, size: int, layout: str | None = None, **chosen: object):
+        if size not in sizes():
+            pytest.skip(f"is for {size} ranks, and the launcher has started {sizes()[0]}")
         rt.init(host_layout=layout, **chosen)
-        assert rt.size() == size, "tests ask for sizes(), which are the launcher's"
         self.size = size
 
     def run(self, function, *arguments) -> list:
