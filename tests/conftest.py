@@ -110,14 +110,10 @@ def same_random_numbers_in_every_run(request):
 
 
 @pytest.fixture(autouse=True)
-def ranks_take_turns_often(request):
-    """Most tests' ranks are threads: a race between them shows in this run then, not in one of a hundred.
-
-    Not those that call TensorFlow: in threads that take turns so often its dispatcher of operations crashes now and
-    then.
-    """
+def ranks_take_turns_often():
+    """Most tests' ranks are threads: a race between them shows in this run then, not in one of a hundred."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(before if re.match("test_(tensorflow|keras|fuzz_keras)", request.module.__name__) else 1e-5)
+    sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
 
