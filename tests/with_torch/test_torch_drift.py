@@ -465,3 +465,43 @@ def test_a_parameter_of_one_element_is_no_setting(world):
             optimizer.step()
 
     refused(world, body, "parameter 'bias' must be the same on all ranks")
+
+
+# ---- what is trained ----
+
+
+@pytest.mark.parametrize("arguments", [{}, {"compression": hvd.Compression.int8}, {"groups": 1}], ids=str)
+@pytest.mark.parametrize("others", [[], [0]], ids=["a shorter list", "a list as long"])
+def test_a_layer_that_is_frozen_on_one_rank_is_named(world, arguments, others):
+    """Before its gradient is waited for, and not as a shape."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        own = list(model.named_parameters())
+        lacking = [1] if rank == world.size - 1 else others
+        kept = [each for place, (_, each) in enumerate(own) if place not in lacking]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(kept, lr=0.1), own, **in_mode(arguments))
+        trains(model, optimizer, 1)
+
+    name = list(dict(network().named_parameters()))[1]
+    refused(
+        world,
+        body,
+        "step 'optimizer.0': the parameters that are trained",
+        f"'{name}' is frozen or missing on {last(world)}",
+    )
+
+
+def test_a_rank_that_had_no_batch_at_first_is_no_false_alarm(world):
+    start = network()
+
+    def body(rank):
+        model, optimizer = wrapped(start)
+        if rank:
+            trains(model, optimizer, 3)
+        rt.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=world.size - 1)
+        trains(model, optimizer, 2)
+
+    world.run(body)
