@@ -1,6 +1,6 @@
 """What each way of training cannot be combined with, and why: one table, one comparison, one sentence for each pair. Pure.
 
-``tests/project/test_modes.py`` makes the table of docs/modes.md from it, and tries each pair.
+``tests/project/test_modes.py`` makes the table of docs/modes-together.md from it, and tries each pair.
 """
 
 from collections.abc import Iterable, Mapping
@@ -193,4 +193,4 @@ def write_page(path: str) -> None:
 
 
 if __name__ == "__main__":
-    write_page("docs/modes.md")
+    write_page("docs/modes-together.md")

@@ -81,7 +81,7 @@ def DistributedOptimizer(
         mode: when ranks exchange what: ``Synchronous()``, which is the default, ``LocalSteps(every=...)`` or ``OneStepLate()``;
             each has its own arguments. With ``LocalSteps`` the optimizer has ``synchronize()`` without arguments, which averages at
             once: all ranks call it after the same update, before they evaluate or save; in ``fit``
-            BroadcastGlobalVariablesCallback does so, and calls ``flush()`` with ``OneStepLate``, at the end. docs/modes.md says
+            BroadcastGlobalVariablesCallback does so, and calls ``flush()`` with ``OneStepLate``, at the end. docs/modes-together.md says
             which goes with what.
 
     Raises:

@@ -89,7 +89,7 @@ def DistributedOptimizer(
         average_aggregated_gradients: divides the sum of a step's passes by ``backward_passes_per_step``, as Keras
             users know it; also where a step is cut short, so that every sample weighs the same.
         mode: when ranks exchange what: ``Synchronous()``, which is the default, ``LocalSteps(every=...)``, ``OneStepLate()`` or
-            ``ShardedStep(model)``; each has its own arguments. docs/modes.md says which goes with what.
+            ``ShardedStep(model)``; each has its own arguments. docs/modes-together.md says which goes with what.
 
     Raises:
         InvalidArgumentError: not an optimizer, or names, groups, ``op`` or a number that cannot be; arguments that exclude each

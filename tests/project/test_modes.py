@@ -1,4 +1,4 @@
-"""The table of what a mode cannot be combined with: as docs/modes.md has it, and which tests try each of its pairs."""
+"""The table of what a mode cannot be combined with: as docs/modes-together.md has it, and which tests try each of its pairs."""
 
 import ast
 import pathlib
@@ -13,7 +13,7 @@ TRIED = (
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "modes.md").read_text()
+    page = (ROOT / "docs" / "modes-together.md").read_text()
     shown = page.split("<!-- needs -->")[1].split("<!-- /needs -->")[0]
     assert shown.strip() == table(), "run python -m ringtrain._training.needs"
 

@@ -12,12 +12,9 @@ from test_internals import lengths
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 IN_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+NAMES_OF_TESTS = re.compile(r"`tests/[^`]+`")  # as what shows a promise
 QUESTIONS = sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ("decisions", "README"))
 MOST_WORDS = 1500  # of a page, beside its programs
-STILL_LONGER = {  # by page, the most words that it may have
-    "reliability": 3950, "protocol": 3600, "gpu": 1900, "migrate-from-horovod": 2450,
-    "embeddings": 1950, "modes": 1650,
-}  # fmt: skip
 SHORT_SENTENCES = [  # pages; the others follow as they are mended
     "adasum", "architecture", "compression", "elastic-operation", "errors", "gradients", "gradients-of-operations",
     "job-networks", "keras", "launch", "launcher-events", "launcher-flags", "losses-over-all-ranks", "migrate-from-ddp",
@@ -52,18 +49,13 @@ def test_pictures_are_those_of_their_texts() -> None:
 
 
 def words_beside_code(text: str) -> int:
-    return len(IN_CODE.sub("", text).split())
+    return len(NAMES_OF_TESTS.sub("", IN_CODE.sub("", text)).split())
 
 
 @pytest.mark.parametrize("page", QUESTIONS, ids=by_path)
 def test_a_page_answers_one_question(page: Path) -> None:
-    words, most = words_beside_code(page.read_text()), STILL_LONGER.get(page.stem, MOST_WORDS)
-    assert words <= most, f"{words} words: split the page by questions"
-
-
-def test_pages_that_have_become_short_are_no_exceptions() -> None:
-    pages = {page.stem: words_beside_code(page.read_text()) for page in QUESTIONS}
-    assert [page for page in STILL_LONGER if pages[page] <= MOST_WORDS] == []
+    words = words_beside_code(page.read_text())
+    assert words <= MOST_WORDS, f"{words} words: split the page by questions"
 
 
 @pytest.mark.parametrize("name", SHORT_SENTENCES)

@@ -1,4 +1,4 @@
-"""docs/protocol.md lists the frame types that the code has, by number and name, and its examples are the encoder's bytes."""
+"""docs/protocol-frames.md lists the frame types that the code has, by number and name, and its examples are the encoder's bytes."""
 
 import os
 import re
@@ -45,7 +45,9 @@ def test_every_frame_type_is_documented():
         number: re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
         for name, number in re.findall(r"\bk(\w+) = (\d+)", enumeration)
     }
-    in_page = dict(re.findall(r"^\| (\d+) \| ([a-z ]+) \|", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE))
+    in_page = dict(
+        re.findall(r"^\| (\d+) \| ([a-z ]+) \|", (ROOT / "docs/protocol-frames.md").read_text(), re.MULTILINE)
+    )
     assert len(in_code) >= 9 and in_page == in_code
 
 
@@ -55,6 +57,8 @@ def test_examples_are_the_bytes_of_the_encoder(tmp_path):
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", f"-I{ROOT / 'native'}"]
     subprocess.run([*compiler, tmp_path / "main.cc", *sources, "-o", tmp_path / "main"], check=True)
     encoded = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()
-    blocks = re.findall(r"^```frame\n(.*?)^```", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```frame\n(.*?)^```", (ROOT / "docs/protocol-frames.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     of_page = [[byte for line in block.splitlines() for byte in line.partition("#")[0].split()] for block in blocks]
     assert of_page == [line.split() for line in encoded] and len(of_page) == 2

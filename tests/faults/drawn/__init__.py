@@ -2,7 +2,7 @@
 
     plan         what a job can be, as tables, and which of these go together; pure
     draw         plans from a seed, so that every fault comes first and every pair of values soon; pure
-    expectation  what the promises of docs/reliability.md say of a plan; pure
+    expectation  what the promises of docs/promises.md say of a plan; pure
     laws         what is asked of every job, one function each; pure
     known        which laws are known to be broken by which plans, and why
     outcome      what is seen of a job

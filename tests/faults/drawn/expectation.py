@@ -1,4 +1,4 @@
-"""What is promised of a plan, by docs/reliability.md and docs/launch.md; pure."""
+"""What is promised of a plan, by docs/promises.md and docs/launch.md; pure."""
 
 from __future__ import annotations
 
