@@ -8,7 +8,7 @@ of the terms that all must have set alike, and with those of the ``drift.Replica
 """
 
 import enum
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,8 +19,6 @@ from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences
 from ringtrain._training.drift import NOTHING, Replica, Told
 from ringtrain._training.session import Session
-from ringtrain._training.trained import Parameter, digest_of
-from ringtrain.errors import MismatchError
 
 _LARGEST = 255
 _FLAGS = 4
@@ -79,21 +77,17 @@ class Rounds:
         replica: what must be the same on all ranks from step to step; None if nothing must.
         comes_alike: whether each round begins at the same place of the program on all ranks; else only one that ends a
             backward pass does.
-        trained: lists the parameters that the codes are of; None where that is not compared.
 
     Attributes:
         announced: what this rank has said in the round under way; None between rounds.
-        have_met: whether a round has ended well since all ranks were together: until then they compare what they train.
     """
 
     def __init__(
         self, session: Session, name: str, terms: Mapping[str, Any] | None = None,
         replica: Replica | None = None, comes_alike: bool = False,
-        trained: Callable[[], Sequence[Parameter]] | None = None,
     ):  # fmt: skip
         self.announced: Said | None = None
-        self.have_met = False
-        self._replica, self._comes_alike, self._trained = replica, comes_alike, trained
+        self._replica, self._comes_alike = replica, comes_alike
         self._session, self._name = session, name
         self._differences = Differences(session, name, name.rpartition(".")[0])
         self._terms = words.encoded(terms or {})
@@ -108,16 +102,12 @@ class Rounds:
         """Begins a round: says what this rank has; ``waits`` if this thread waits for the round's operations next."""
         if self._joins != self._session.context.joins:  # the others may have stepped since
             self._joins = self._session.context.joins
-            self.have_met = False
             self.forget_steps()
         told = NOTHING
         if self._replica is not None:
             told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)
         said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks, is_exact)
-        terms = self._terms
-        if self._trained is not None and not self.have_met:
-            terms += b"%d" % digest_of(self._trained())
-        content = encoded(said, self._steps, terms, told)
+        content = encoded(said, self._steps, self._terms, told)
         session = self._session
         self._agreement = Agreement(
             session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING, waits
@@ -129,23 +119,11 @@ class Rounds:
         """Yields the operation while it is under way, and returns what any rank has ``Said``.
 
         Raises:
-            MismatchError: ranks train other parameters.
             TimeoutError: it was given up; the text says what the missing ranks have not done.
         """
         agreement = self._under_way
         yield from agreement.pending()
-        try:
-            agreed = agreement.agreed()
-        except MismatchError:  # another number of codes
-            yield from self._require_trained()
-            raise
-        if not self.have_met and not are_equal("terms", agreed):
-            yield from self._require_trained()
-        return decoded(agreed)
-
-    def _require_trained(self) -> Generator[Operation, None, None]:
-        if self._trained is not None:
-            yield from self._differences.require_trained(self._trained())
+        return decoded(agreement.agreed())
 
     def wait_for_answer(self) -> Said:
         """``answer`` for those who have nothing else to do meanwhile."""
@@ -191,7 +169,6 @@ class Rounds:
         """Ends the round; the ranks are together here, and steps are counted from now on."""
         self.forget()
         self._steps = 0
-        self.have_met = True
 
     def forget(self) -> None:
         """Gives the round up; an operation under way keeps its memory until it is done."""

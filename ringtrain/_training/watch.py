@@ -9,21 +9,19 @@ graph may make it by itself, and call the host seldom (``rest``).
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._runtime import exits
-from ringtrain._runtime.context import Context
 from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Named, Replica, Settings, Words, digest_of
 from ringtrain._training.session import Session
-from ringtrain._training.trained import Parameter
 from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
@@ -87,7 +85,6 @@ class Watch:
         self._parameters: Named = ()
         self._muted = False
         self._asks = False
-        self._met: Context | None = None  # in whose world ranks were found to train the same parameters
         self._replica: Replica
         self._steps = self._rests = 0
         self._rested_at: float | None = None
@@ -106,21 +103,15 @@ class Watch:
 
     # ---- in each step ----
 
-    def row(self, settings: Settings, rate: Any = None, trained: Sequence[Parameter] = ()) -> np.ndarray:
+    def row(self, settings: Settings, rate: Any = None) -> np.ndarray:
         """What this rank says in a step, as ``ROW`` bytes; ranks take the maximum.
 
         Args:
             settings: what it steps with; the same objects where nothing has changed are told sooner.
             rate: the learning rate, if it is not among them: a number, or an array of one.
-            trained: which gradients travel behind this; the first step of a world waits here for the other ranks' lists.
-
-        Raises:
-            MismatchError: ranks train other parameters; the same on all of them, before any gradient travels.
         """
         if self._session.has_moved():
             self._begin()
-        if trained and self._met is not self._session.context:
-            self._meet(trained)
         self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
         begun = (
@@ -133,15 +124,6 @@ class Watch:
             own = np.zeros_like(own)
         self._steps += 1
         return np.concatenate([own, np.array([asks], np.uint8)])
-
-    def _meet(self, trained: Sequence[Parameter]) -> None:
-        """Once for a name in a world, as two tapes may have it; in an elastic job ranks come to a step at other times."""
-        context = self._session.context
-        first = not context.count_call(f"trained {self.name} {self._session.process_set_id}")
-        if first and context.explain is None:
-            with _noted():
-                waited(self._differences.require_trained(trained))
-        self._met = context
 
     def rest(self) -> int:
         """For a graph, behind ``row``: in how many of the next steps it need not ask for one, as it would say ``quiet_row``.
@@ -212,9 +194,9 @@ class Watch:
 
     # ---- for steps that run on the host ----
 
-    def begin(self, settings: Settings, rate: Any = None, trained: Sequence[Parameter] = ()) -> Agreement:
+    def begin(self, settings: Settings, rate: Any = None) -> Agreement:
         """Begins a step: sends the row."""
-        return self._maximum("settings", self.row(settings, rate, trained))
+        return self._maximum("settings", self.row(settings, rate))
 
     def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
         """Ends what ``begin`` has begun, before the update.
@@ -260,11 +242,6 @@ class Comparison:
     def __init__(self, watch: Watch, settings: Settings, rate: Any, parameters: Named, read: Callable[[Any], Any]):
         self.watch, self.settings, self.rate, self.parameters, self._read = watch, settings, rate, parameters, read
 
-    @property
-    def trained(self) -> list[Parameter]:
-        """The parameters, as ranks compare their lists."""
-        return trained_of(self.parameters)
-
     def around(self, reduce: Callable[[], Result], rate: Any) -> Result:
         """What ``reduce`` returns, once ranks have found that they step alike.
 
@@ -275,7 +252,7 @@ class Comparison:
         Raises:
             MismatchError: ranks have other settings, or other parameters; before the update.
         """
-        row = self.watch.begin(self.settings, rate, self.trained)
+        row = self.watch.begin(self.settings, rate)
         result = reduce()
         self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
         return result
@@ -293,11 +270,6 @@ def _noted() -> Iterator[None]:
 
 def _beside(parameters: Named) -> float:
     return _LOOK + sum(getattr(each, "nbytes", 0) for _, each in parameters) / _COPIED
-
-
-def trained_of(parameters: Named) -> list[Parameter]:
-    """Parameters with their names, as ranks compare their lists."""
-    return [Parameter(name, str(list(each.shape))) for name, each in parameters]
 
 
 def quiet_digest(settings: Settings) -> np.ndarray:

@@ -6,9 +6,7 @@ programs a primitive performs the operation at once. There is one for an array, 
 together, all or nothing.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -119,32 +117,14 @@ class Call(NamedTuple):
         return (place + 1) * (rows // self.members) + min(place + 1, rows % self.members)
 
 
-_earlier: ContextVar[Any] = ContextVar("earlier", default=None)
-
-
-@contextlib.contextmanager
-def behind(earlier: Any) -> Iterator[None]:
-    """Within it operations begin when this value of the program is there."""
-    token = _earlier.set(earlier)
-    try:
-        yield
-    finally:
-        _earlier.reset(token)
-
-
-def _behind(arrays: Sequence[Any]) -> Sequence[Any]:
-    earlier = _earlier.get()
-    return arrays if earlier is None else jax.lax.optimization_barrier((list(arrays), earlier))[0]
-
-
 def collective(array: Any, call: Call) -> Any:
     """The result of an operation: part of a program while one is traced, and at once otherwise."""
-    return _primitive.bind(*_behind([array]), call=call)
+    return _primitive.bind(array, call=call)
 
 
 def together(arrays: Sequence[Any], call: Call) -> list[Any]:
     """The results of an allreduce of several arrays, as one operation; likewise."""
-    return _group.bind(*_behind(arrays), call=call)
+    return _group.bind(*arrays, call=call)
 
 
 def in_reach(array: jax.Array) -> Any:

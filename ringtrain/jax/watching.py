@@ -7,7 +7,7 @@ that, so that no update is made before it is known that ranks step alike.
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,10 +20,8 @@ from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, is_alone
 from ringtrain._training.drift import Settings, Words, digest_of
 from ringtrain._training.session import Session
-from ringtrain._training.trained import Parameter
-from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest, trained_of
+from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest
 from ringtrain.jax import names
-from ringtrain.jax.collective import behind
 from ringtrain.jax.library import REST, slots
 from ringtrain.jax.operations import start
 
@@ -68,7 +66,7 @@ class Watching:
         settings = _hyperparameters(state)
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
         if not names.tracing() and not any(map(_is_traced, [*settings.values(), *compared.values()])):
-            row = watch.begin(_as_settings(settings, settings.values()), None, trained_of(list(compared.items())))
+            row = watch.begin(_as_settings(settings, settings.values()))
             gradients = reduce()
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
             return gradients
@@ -97,10 +95,9 @@ def watched_in_a_program(
         compared: arrays by name.
         reduce: the gradients of all ranks, as a tree.
     """
-    own = _row(watch, settings, trained_of(list(compared.items())))
+    own = _row(watch, settings)
     most = _maximum(own, f"{watch.name}.settings", process_set)
-    with behind(own):  # where ranks train other parameters, no gradient is to be waited for
-        gradients = reduce()
+    gradients = reduce()
     names_of_settings, names_of_compared = list(settings), list(compared)
 
     def look() -> Any:
@@ -141,12 +138,12 @@ def _as_settings(names: Iterable[str], numbers: Iterable[Any]) -> Settings:
 # ---- rows of programs ----
 
 
-def _row(watch: Watch, settings: Mapping[str, Any], trained: Sequence[Parameter]) -> Any:
+def _row(watch: Watch, settings: Mapping[str, Any]) -> Any:
     """What this rank says in a step, as ``Watch.row``, but with a digest that a program can compute."""
     left, named = _rest_of(watch), list(settings)
 
     def ask(*numbers: Any) -> np.ndarray:
-        row = watch.row(_as_settings(named, numbers), None, trained)
+        row = watch.row(_as_settings(named, numbers))
         left.value = watch.rest()
         return np.array([row[:-1].any(), row[-1]], np.uint8)  # whether it counts, and asks for a look
 

@@ -17,7 +17,6 @@ from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
 from ringtrain._training.drift import Settings, Words
 from ringtrain._training.session import Session
-from ringtrain._training.trained import Parameter
 from ringtrain._training.watch import ARRAYS, ROW, Comparison, Forms, Watch, quiet_digest
 from ringtrain.elastic.transparent import followed
 from ringtrain.tensorflow import names as naming
@@ -109,10 +108,8 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
     read = [_values(variable) for _, variable in parameters]
     with tf.device("CPU:0"), tf.control_dependencies(read):  # there calls of the host are
         rates = [] if rate is None else [tf.convert_to_tensor(rate)]
-        own = _row(watch, settings, rates, compared.trained)
-        most = _maximum(own, f"{watch.name}.settings", process_set)
-    with tf.control_dependencies([own]):  # where ranks train other parameters, no gradient is to be waited for
-        reduced = reduce()
+        most = _maximum(_row(watch, settings, rates), f"{watch.name}.settings", process_set)
+    reduced = reduce()
     # Behind the gradients: where ranks differ a call of the host waits for the others, which may wait for a gradient.
     there = [each.values if isinstance(each, tf.IndexedSlices) else each for each in reduced if each is not None]
     with tf.device("CPU:0"), tf.control_dependencies(there):
@@ -128,17 +125,14 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
         ]
 
 
-def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor], trained: Sequence[Parameter]) -> tf.Tensor:
+def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
     """What this rank says in the step: most rows the graph makes by itself, since a call of the host costs more than all else."""
 
-    def said(rate: Any = None) -> np.ndarray:
-        return watch.row(settings, rate, trained)
-
     def on_host(*rate: Any) -> tuple[np.ndarray, np.int64]:
-        return said(*rate), np.int64(watch.rest())
+        return watch.row(settings, *rate), np.int64(watch.rest())
 
     if naming.in_session_graph():  # whose variables somebody would have to initialise
-        return _on_host(said, rates, ROW)
+        return _on_host(lambda *rate: watch.row(settings, *rate), rates, ROW)
     resting = _resting(watch)
 
     def asked() -> tf.Tensor:
@@ -148,8 +142,8 @@ def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor], trained: Sequ
 
     def quiet() -> tf.Tensor:
         rate = tf.bitcast(tf.cast(tf.reshape(rates[0], ()), tf.float64), tf.uint8) if rates else tf.zeros([8], tf.uint8)
-        own = tf.concat([tf.constant(quiet_digest(settings)), rate], 0)
-        return tf.concat([own, tf.bitwise.invert(own), tf.zeros([1], tf.uint8)], 0)
+        said = tf.concat([tf.constant(quiet_digest(settings)), rate], 0)
+        return tf.concat([said, tf.bitwise.invert(said), tf.zeros([1], tf.uint8)], 0)
 
     return tf.cond(resting.assign_sub(1, read_value=True) >= 0, quiet, asked)
 

@@ -72,9 +72,8 @@ class StepRounds:
     def enter_world(self) -> None:
         """Agrees in the present world from now on, under the members' prefix."""
         self._rounds = Rounds(
-            self._session, f"{self._members.prefix}.used", self._settings.terms, self._settings.replica(),
-            trained=self._members.trained,
-        )  # fmt: skip
+            self._session, f"{self._members.prefix}.used", self._settings.terms, self._settings.replica()
+        )
         if self._beginning is not None:
             self._beginning.enter_world()
         self._joins = self._session.context.joins
@@ -130,8 +129,8 @@ class StepRounds:
         with self._lock:
             self._bursts.leave(waits=True)
             own = self._rounds.announced or self.announce(stage, waits=True)
-            knows_all = self.step.has_all and not self.awaits_how and self._rounds.have_met
-            if not self.awaits_how and self._rounds.have_met:
+            knows_all = self.step.has_all and not self.awaits_how
+            if not self.awaits_how:
                 self._submit_where(own.codes, whole_groups_only=True)
         agreed = own if knows_all else (yield from self._rounds.answer())
         with self._lock:

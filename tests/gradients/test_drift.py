@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain._training import differences, drift, rounds, trained, watch
+from ringtrain._training import differences, drift, rounds, watch
 from ringtrain._training.adapter import checks
 from ringtrain._training.differences import Differences
 from ringtrain._training.drift import Replica, Told, Words
 from ringtrain._training.rounds import Said
 from ringtrain._training.session import Session
-from ringtrain._training.trained import Parameter
 from ringtrain.errors import MismatchError
 from ringtrain.testing import World
 
@@ -213,32 +212,3 @@ def test_a_replica_that_is_not_compared_asks_for_nothing():
     rank.now = 1e6
     told = [rank.round() for _ in range(5)]
     assert all(each.parameters is None and not each.asks for each in told) and told[-1].settings is not None
-
-
-def parameters_of(*names, shape="[2]"):
-    return [Parameter(name, shape) for name in names]
-
-
-@pytest.mark.parametrize(
-    "of_ranks, words",
-    [
-        ([("a/w", "b/w"), ("b/w",)], "'a/w' of shape [2] is frozen or missing on rank 1."),
-        ([("b/w",), ("a/w", "b/w"), ("b/w",)], "'a/w' of shape [2] is frozen or missing on ranks 0, 2."),
-        ([("m/d_1/w", "m/d_2/w"), ("m/d_2/w",)], "'m/d_1/w' of shape [2] is frozen or missing on rank 1."),
-        ([("m/d/w", "m/d_1/w"), ("n/d_7/w",)], "'m/d_1/w' of shape [2] is frozen or missing on rank 1."),
-        ([("a", "c"), ("b", "c")], "'a' of shape [2] is frozen or missing on rank 1 and 'b' of shape [2] is frozen or missing on rank 0."),
-        ([("a", "a"), ("a",)], "'a' of shape [2] is frozen or missing on rank 1."),
-        ([("a", "b"), ("b", "a")], "but their order differs."),
-        ([tuple("abcdefz"), ("z",)], "'d' of shape [2] and 2 more are frozen or missing on rank 1."),
-    ],
-)  # fmt: skip
-def test_the_error_of_what_is_trained_names_it(of_ranks, words):
-    text = trained.unequal_trained("model", list(enumerate(parameters_of(*names) for names in of_ranks)))
-    assert words in text
-
-
-def test_paths_of_models_that_were_counted_otherwise_are_alike():
-    one, other = parameters_of("sequential/dense_1/kernel"), parameters_of("sequential_3/dense_7/kernel")
-    assert trained.digest_of(one) == trained.digest_of(other)
-    assert trained.digest_of(one) != trained.digest_of(parameters_of("sequential/dense_1/kernel", shape="[3]"))
-    assert trained.decoded(trained.encoded(one)) == one

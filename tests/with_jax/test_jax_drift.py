@@ -341,25 +341,3 @@ def test_what_is_lost_of_one_models_gradients_is_not_made_up_for_in_anothers():
     with World(2, "1+1") as world:
         (found, one), (_, two) = world.run(body)
     assert np.abs(found - (one + two) / 2)[:, 1].max() < 0.1
-
-
-@COMPILED
-@pytest.mark.parametrize("frozen", ["bias", "weights"])
-def test_an_array_that_one_rank_does_not_train_is_named(two, compiled, frozen):
-    """Before its gradient is waited for."""
-
-    def body(rank):
-        optimizer = hvd.DistributedGradientTransformation(optax.sgd(0.1))
-        model = {"weights": jnp.ones((2,)), "bias": jnp.zeros(())}
-        own = {name: each for name, each in model.items() if rank == 0 or name != frozen}
-
-        def step(own, state):
-            gradients = jax.grad(lambda own: loss_of({**model, **own}, jnp.ones((2, 2))))(own)
-            return optimizer.update(gradients, state, own)
-
-        jax.block_until_ready((jax.jit(step) if compiled else step)(own, optimizer.init(own)))
-
-    assert (
-        f"but '['{frozen}']' of shape {[2] if frozen == 'weights' else []} is frozen or missing on rank 1. Freeze"
-        in refused(two, body)
-    )

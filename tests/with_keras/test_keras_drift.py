@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -257,22 +256,3 @@ def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always, traced):
         return hvd.join()
 
     assert two.run(body) == [1, 1]
-
-
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_layer_that_is_frozen_on_one_rank_is_named_by_fit(two, frozen):
-    """Before its gradient is waited for, and not as a shape."""
-
-    def body(rank):
-        model = network()
-        model.layers[frozen].trainable = not rank
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-        with pytest.raises(MismatchError) as caught:
-            model.fit(*planted.data(rank), verbose=0)
-        return str(caught.value).partition("but ")[2]
-
-    for text in two.run(body):
-        assert re.match(
-            r"'\S+/kernel' of shape \[[34], [14]\], '\S+/bias' of shape \[[14]\] are frozen or missing on rank 1\.",
-            text,
-        )

@@ -406,8 +406,9 @@ def test_clipping_between_synchronize_and_apply_clips_the_average(two, mode, pas
         step = both_modes(step)[mode]
         before = rt.counters()["operations"]
         norms = [float(step()) for _ in range(passes)]
-        # Beside the gradient: which ones there are, that ranks step alike, and once that they train the same parameters.
-        assert rt.counters()["operations"] == before + 4
+        assert (
+            rt.counters()["operations"] == before + 3
+        )  # one agrees on which gradients there are, one that ranks step alike
         assert norms[-1] == pytest.approx(5.0)
         assert int(optimizer.iterations) == 1
         return weights[0].numpy().tolist()

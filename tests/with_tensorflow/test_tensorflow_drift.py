@@ -271,23 +271,3 @@ def test_steps_of_an_elastic_state_are_told(two, compared_always, drifts):
     else:
         first, second = two.run(body)
         assert first == second
-
-
-@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_a_variable_that_one_rank_does_not_train_is_named(two, traced, frozen):
-    """Before its gradient is waited for, and not as a shape."""
-
-    def body(rank):
-        variables = [tf.Variable([1.0, 2.0], name="first/weights"), tf.Variable([1.0, 2.0, 3.0], name="second/weights")]
-        own = [each for place, each in enumerate(variables) if rank == 0 or place != frozen]
-
-        def step():
-            with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(each * each) for each in variables])
-            hvd.DistributedGradientTape(tape).gradient(loss, own)
-
-        (tf.function(step) if traced else step)()
-
-    name, shape = [("first", [2]), ("second", [3])][frozen]
-    assert f"but '{name}/weights:0' of shape {shape} is frozen or missing on rank 1. Freeze" in refused(two, body)

@@ -163,8 +163,7 @@ def test_ranks_with_different_numbers_of_variables(two):
         with tf.GradientTape() as tape:
             loss = tf.add_n([tf.reduce_sum(variable) for variable in variables])
         with pytest.raises(
-            (tf.errors.FailedPreconditionError, ValueError),
-            match="must be the same on all ranks, in one order, but .* is frozen or missing on rank 0",
+            (tf.errors.FailedPreconditionError, ValueError), match="must be the same on all ranks, but is"
         ):
             hvd.DistributedGradientTape(tape).gradient(loss, variables)
         hvd.barrier()
