@@ -665,7 +665,8 @@ def test_values_of_gradients_are_clipped_and_norms_are_asked_for_once():
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-2)
             assert rt.counters()["operations"] - before == (1 if overlap else 0)
 
-        model, optimizer = wrapped(OPTIMIZERS["AdamW"], overlap=overlap)
+        # Not Adam: a bias before a normalisation has a gradient of rounding alone, which Adam makes steps of.
+        model, optimizer = wrapped(OPTIMIZERS["SGD with all"], overlap=overlap)
         train(rank, model, optimizer, range(3), clip)
         return bits_of(model)
 
