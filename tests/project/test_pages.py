@@ -15,12 +15,6 @@ IN_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 NAMES_OF_TESTS = re.compile(r"`tests/[^`]+`")  # as what shows a promise
 QUESTIONS = sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ("decisions", "README"))
 MOST_WORDS = 1500  # of a page, beside its programs
-SHORT_SENTENCES = [  # pages; the others follow as they are mended
-    "adasum", "architecture", "compression", "elastic-operation", "errors", "gradients", "gradients-of-operations",
-    "job-networks", "keras", "launch", "launcher-events", "launcher-flags", "losses-over-all-ranks", "migrate-from-ddp",
-    "migrate-from-tf-strategies", "modes", "operations", "replicas", "resuming", "sharded-step", "slurm", "training",
-    "without-ringtrainrun",
-]  # fmt: skip
 MOST_WORDS_OF_A_SENTENCE, MOST_OF_NINE_IN_TEN = 30, 22
 CONFLICT = re.compile(r"^(?:<{7}|>{7}) |^={7}$", re.MULTILINE)
 
@@ -58,8 +52,8 @@ def test_a_page_answers_one_question(page: Path) -> None:
     assert words <= MOST_WORDS, f"{words} words: split the page by questions"
 
 
-@pytest.mark.parametrize("name", SHORT_SENTENCES)
-def test_sentences_are_short(name: str) -> None:
-    counts = lengths((ROOT / "docs" / f"{name}.md").read_text())
+@pytest.mark.parametrize("page", QUESTIONS, ids=by_path)
+def test_sentences_are_short(page: Path) -> None:
+    counts = lengths(page.read_text())
     assert counts[-1] <= MOST_WORDS_OF_A_SENTENCE
     assert counts[len(counts) * 9 // 10] <= MOST_OF_NINE_IN_TEN
