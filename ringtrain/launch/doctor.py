@@ -68,7 +68,7 @@ class Advice:
 def doctor(
     hosts: str | None, hostfile: str | None, model_mb: float, step_ms: float | None, written: str | None, **flags: Any
 ) -> None:
-    """Examines hosts and the links between them; takes less than 20 seconds."""
+    """Examines hosts and the links between them; mostly takes less than 20 seconds."""
     try:
         listed = (
             parse_hostfile(Path(hostfile).read_text(), hostfile) if hostfile else parse_hosts(hosts) if hosts else []
