@@ -35,7 +35,7 @@ class LaunchedWorld:
 
     def __init__(self, size: int, layout: str | None = None, **chosen: object):
         if size not in sizes():
-            pytest.skip(f"is for {size} ranks, and the launcher has started {sizes()[0]}")
+            pytest.skip(f"needs {size} ranks, and the launcher has started {sizes()[0]}")
         rt.init(host_layout=layout, **chosen)
         self.size = size
 

@@ -94,7 +94,7 @@ def test_the_manifests_fit_the_image() -> None:
 
 def test_the_launcher_waits_for_pods_as_long_as_the_page_says() -> None:
     seconds = re.search(
-        r"`--start-timeout` \(30 s; the manifests say (\d+)\)", (ROOT / "docs" / "kubernetes.md").read_text()
+        r"`--start-timeout` \(30 s;\s+the manifests say (\d+)\)", (ROOT / "docs" / "kubernetes.md").read_text()
     )[1]
     launchers = [each for each in everything("command") if each[0] == "ringtrainrun"]
     assert launchers and all(each[each.index("--start-timeout") + 1] == seconds for each in launchers)
