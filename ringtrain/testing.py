@@ -24,7 +24,8 @@ class World:
 
     Example:
         >>> with World(4) as world:
-        ...     world.run(lambda rank: int(rt.allreduce(rank, op=rt.Sum)))
+        ...     sums = world.run(lambda rank: int(rt.allreduce(rank, op=rt.Sum)))
+        >>> sums
         [6, 6, 6, 6]
 
     Args:

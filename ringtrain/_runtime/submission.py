@@ -76,7 +76,7 @@ def preparing(operation: str, name: str | None, process_set: Any) -> Submission:
     Example:
         >>> with preparing("allreduce", name, process_set):
         ...     tensor = cast(tensor)
-        >>> return rt.allreduce(tensor, name, process_set=process_set)
+        >>> rt.allreduce(tensor, name, process_set=process_set)
     """
     return Submission(operation, name, process_set)
 
