@@ -341,7 +341,7 @@ class Operation:
 
     def __del__(self) -> None:
         context = getattr(self, "_context", None)
-        if context is None or context.forked:
+        if context is None or context.forked or lib is None:  # as the interpreter ends, names of modules go first
             return
         if self._finished or lib.rt_poll(self._handle) != PENDING:
             lib.rt_handle_free(self._handle)
