@@ -114,9 +114,8 @@ class Watch:
             self._begin()
         self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
-        begun = (
-            self._steps > self._first_look or not drift.PERIOD
-        )  # what a program takes to compile brings no look forward
+        # What a program takes to compile brings no look forward.
+        begun = self._steps > self._first_look or not drift.PERIOD
         asks = not self._muted and ((begun and told.asks) or self._asks or self._steps == self._first_look)
         self._asks = False
         own = _with_complement(np.array([told.settings, _bits(rate)], np.uint64))
