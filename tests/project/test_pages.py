@@ -12,7 +12,6 @@ from test_internals import lengths
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 IN_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-NAMES_OF_TESTS = re.compile(r"`tests/[^`]+`")  # as what shows a promise
 QUESTIONS = sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ("decisions", "README"))
 MOST_WORDS = 1500  # of a page, beside its programs
 MOST_WORDS_OF_A_SENTENCE, MOST_OF_NINE_IN_TEN = 30, 22
@@ -43,7 +42,7 @@ def test_pictures_are_those_of_their_texts() -> None:
 
 
 def words_beside_code(text: str) -> int:
-    return len(NAMES_OF_TESTS.sub("", IN_CODE.sub("", text)).split())
+    return len(IN_CODE.sub("", text).split())
 
 
 @pytest.mark.parametrize("page", QUESTIONS, ids=by_path)
