@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy
 
@@ -333,12 +334,16 @@ def a_group_sends_and_receives():
     nccl.on_ranks(3, body)
 
 
-def on_two(body: Callable[[Communicator, FakeDeviceArray], None], devices: list[int] | None = None) -> None:
-    """Runs body(communicator, array of 8 floats) on two ranks."""
+def on_two(
+    body: Callable[[Communicator, FakeDeviceArray], None],
+    devices: list[int] | None = None,
+    turn: AbstractContextManager | None = None,
+) -> None:
+    """Runs body(communicator, array of 8 floats) on two ranks, which take turns in NCCL if there is a lock for it."""
 
     def start(rank: int) -> None:
         array = FakeDeviceArray(numpy.zeros(8, "f4"), rank if devices is None else devices[rank])
-        comm = Communicator(unique_id, 2, rank)
+        comm = Communicator(unique_id, 2, rank, turn=turn)
         try:
             body(comm, array)
         finally:  # nothing uses the array when it goes
@@ -422,7 +427,7 @@ def a_device_has_one_rank():
         both_have_heard.wait()  # or the first one aborts while the other is still on its way
         assert comm.result == nccl.INVALID_USAGE and "Duplicate GPU" in comm.last_error()
 
-    on_two(body, [0, 0])
+    on_two(body, [0, 0], threading.Lock())  # two processes would not meet, two threads must not
 
 
 @check(FAKE_DEVICES=1, NCCL_MULTI_RANK_GPU_ENABLE=1)

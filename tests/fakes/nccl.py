@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from fakes import driver
 
@@ -65,16 +66,27 @@ def config(size: int = 48, magic: int = 0xCAFEBEEF, version: int = 0, blocking: 
 
 
 class Communicator:
-    """One rank's part of a communicator on the current device; ``result`` of the last call is how it ended."""
+    """One rank's part of a communicator on the current device; ``result`` of the last call is how it ended.
 
-    def __init__(self, unique_id: UniqueId, ranks: int, rank: int, settings: ctypes.Array | None = None):
+    Ranks that share a device share ``turn``, a lock: one thread at a time is in NCCL with a device's communicators.
+    """
+
+    def __init__(
+        self,
+        unique_id: UniqueId,
+        ranks: int,
+        rank: int,
+        settings: ctypes.Array | None = None,
+        turn: AbstractContextManager | None = None,
+    ):
         self.rank, self.ranks, self.handle = rank, ranks, ctypes.c_void_p()
         self.stream = driver.Stream()
-        self.result = self.settle(
-            library().ncclCommInitRankConfig(
+        self.turn = nullcontext() if turn is None else turn
+        with self.turn:
+            result = library().ncclCommInitRankConfig(
                 ctypes.byref(self.handle), ranks, unique_id, rank, config() if settings is None else settings
             )
-        )
+        self.result = self.settle(result)
 
     def settle(self, result: int, seconds: float = PATIENCE) -> int:
         """Polls while a call is in progress; its result, or IN_PROGRESS after so many seconds."""
@@ -82,7 +94,8 @@ class Communicator:
         state = ctypes.c_int(result)
         while state.value == IN_PROGRESS and time.monotonic() < deadline:
             time.sleep(0.0005)
-            library().ncclCommGetAsyncError(self.handle, ctypes.byref(state))
+            with self.turn:
+                library().ncclCommGetAsyncError(self.handle, ctypes.byref(state))
         return state.value
 
     def start(self, name: str, *arguments) -> int:
