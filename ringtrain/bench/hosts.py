@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from ringtrain.launch.agent.command import end_with
 
 DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
                    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
@@ -31,7 +33,7 @@ START_SECONDS = 20.0
 # What a link may hold back: enough for 1 ms at 1 Gbit/s, so that the shaper reaches its rate, and a switch's buffer.
 BURST_BYTES, BUFFER_BYTES = 128 << 10, 512 << 10
 GSO_SEGMENTS = 65535  # that a virtual interface takes at once
-# Runs as init of a host: reaps what others leave to it, and goes with whoever made the host.
+# Runs as init of a host: reaps what others leave to it, and goes with the process that made the host.
 HOLDER = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True)\nwhile True: signal.pause()"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Who has no key is asked for a password.
@@ -299,7 +301,7 @@ class Network:
             [find_program("unshare"), *namespaces, sys.executable, "-I", "-S", "-c", HOLDER],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(end_with, os.getpid()),
         )
         self._holders.append(holder)
         assert holder.stdout is not None
@@ -386,10 +388,3 @@ def _children(process: int) -> list[int]:
             return [int(child) for child in listed]
         time.sleep(0.01)
     raise TimeoutError(f"process {process}: expected a child within {START_SECONDS:g} s, but it started none.")
-
-
-def _die_with_parent() -> None:
-    """In a holder before it starts: if the maker of the hosts is killed, they go too."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,9 @@ from pyspark import BarrierTaskContext
 
 from ringtrain._binding import options
 from ringtrain.errors import HorovodInternalError
+from ringtrain.launch.agent.command import end_with
 from ringtrain.launch.agent.networks import free_port
 from ringtrain.launch.interpreter import module
-
-PR_SET_PDEATHSIG = 1
 
 
 class Job(NamedTuple):
@@ -132,7 +130,9 @@ def _ended(job: Job, place: Place) -> Outcome:
         with os.fdopen(os.open(folder / "function", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(pickle.dumps((job.paths, call)))
         line = module("ringtrain.launch.call", python=job.executable or sys.executable)
-        code = subprocess.Popen(line, env=_environment(job, place, name), preexec_fn=_end_with_the_task).wait()
+        code = subprocess.Popen(
+            line, env=_environment(job, place, name), preexec_fn=partial(end_with, os.getpid())
+        ).wait()
         code = 128 - code if code < 0 else code  # by a signal, as shells say it
         if (result := folder / f"result.{place.rank}").exists() and code == 0:
             return Outcome(place.rank, "returned", result.read_bytes())
@@ -162,11 +162,6 @@ def _environment(job: Job, place: Place, folder: str) -> dict[str, str]:
         "RINGTRAIN_FUNCTION": folder,
         "RINGTRAIN_RANK": str(place.rank),
     }
-
-
-def _end_with_the_task() -> None:
-    """Spark kills the process of a task that it cancels."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def in_world(place: Place, secret: bytes, pickled: bytes) -> Any:

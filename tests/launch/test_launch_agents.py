@@ -24,6 +24,19 @@ from ringtrain.launch.reach import EDITION, MARK, Agent, HostError
 from ringtrain.launch.shells import Ssh
 
 SECONDS = 30.0
+ORPHAN = """
+import os, time
+from ringtrain.launch.agent.command import end_with
+if os.fork() == 0:
+    parent = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        print("is alone", flush=True)
+        end_with(parent)
+        print("goes on", flush=True)
+    os._exit(0)
+"""
 
 
 @pytest.fixture
@@ -262,3 +275,8 @@ close_all_but({opened[1], opened[3]})
 assert [number for number in opened if os.path.exists(f"/proc/self/fd/{number}")] == [opened[1], opened[3]]
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_is_to_end_with_its_parent_ends_if_that_has_gone_before() -> None:
+    line = [sys.executable, "-c", ORPHAN]
+    assert subprocess.run(line, capture_output=True, text=True, timeout=SECONDS).stdout == "is alone\n"

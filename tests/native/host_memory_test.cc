@@ -297,9 +297,12 @@ RT_TEST(ranks_of_one_process_and_children_of_a_rank_are_not_told_by_their_proces
   RT_CHECK(!creator->HasEnded(1) && !beside->HasEnded(0));
   Member rank(*creator, 2, [](PosixMemory* memory) {
     memory->control().place(2).life.Begin();
-    const pid_t worker = fork();
-    if (worker == 0)
-      for (prctl(PR_SET_PDEATHSIG, SIGKILL);;) pause();
+    const pid_t parent = getpid(), worker = fork();
+    if (worker == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      while (getppid() == parent) pause();  // it may have been killed before the signal was asked for
+      _exit(0);
+    }
     const pid_t brief = fork();
     if (brief == 0) _exit(0);
     waitpid(brief, nullptr, 0);

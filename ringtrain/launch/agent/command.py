@@ -68,14 +68,16 @@ def start(
         streams: descriptors for its stdout and stderr.
         ignored: numbers of the signals that it starts with ignored.
     """
+    parent = os.getpid()
     process = os.fork()
     if process == 0:
-        _become(command, environment, directory, streams, ignored)
+        _become(command, parent, environment, directory, streams, ignored)
     return process
 
 
 def _become(
     command: Sequence[str],
+    parent: int,
     environment: Mapping[str, str],
     directory: str,
     streams: Iterable[int],
@@ -85,7 +87,7 @@ def _become(
     try:
         os.setsid()
         _start_with_signals(ignored)
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with(parent)
         null = os.open(os.devnull, os.O_RDONLY)
         for target, descriptor in enumerate((null, *streams)):
             os.dup2(descriptor, target)
@@ -96,6 +98,13 @@ def _become(
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os._exit(126)
+
+
+def end_with(parent: int) -> None:
+    """From now on this process is killed when its parent ends; at once if that has ended since it forked."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _start_with_signals(ignored: Sequence[int]) -> None:
