@@ -16,6 +16,7 @@ for name in sitecustomize.SPARED:
 
 PYTORCH = """
 import sys, torch
+torch.manual_seed(0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.Adam(model.parameters(), 0.1)
 
