@@ -36,14 +36,15 @@ def run(tmp_path: Path, *parts: str, python: str = sys.executable, **settings: o
 
 
 LONG = (
-    "machine arrays tensorflow steps memory memcheck nccl-killed staging graphs torch-ddp torch-fsdp torch-modes elastic"
+    "machine arrays tensorflow steps memory memcheck nccl-killed staging graphs torch-ddp torch-fsdp torch-modes elastic "
+    "load floors torch killed"
 ).split()
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        *("load", "kernels", "floors", "order", "torch", "killed", "staged-threads"),
+        *("kernels", "order", "staged-threads"),
         *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
     ],
 )
@@ -103,6 +104,7 @@ def test_a_part_without_an_end_is_ended():
     assert not last["right"] and last["what"] == "the part came to no end in 0 s"
 
 
+@pytest.mark.long  # the script of a session on a GPU, and no user's
 def test_a_call_that_is_cut_off_has_lost_nothing_but_its_last_part(tmp_path):
     """As where a machine is taken back: killed with all its processes. The next call does the rest."""
     first, second = tmp_path / "first.json", tmp_path / "second.json"

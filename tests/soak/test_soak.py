@@ -15,7 +15,7 @@ from environments import python_with, rank_environment, ringtrainrun
 from benchmarks.jobs import Job
 
 RANKS = 4
-SECONDS, LONG_SECONDS, PLANT_SECONDS = 2, 1800, 1
+SECONDS, LONG_SECONDS, PLANT_SECONDS = 1, 1800, 1
 ALLOWANCE = 540.0  # on a busy machine, for the rounds that are done in any case
 ENDS_WITHIN = 60.0  # all processes of the job, twice the time that is promised
 # Blocks as large as these tensors go back to the kernel when they are freed. In glibc's heaps, where blocks of random
