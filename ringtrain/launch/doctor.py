@@ -21,7 +21,15 @@ from ringtrain.launch.examine import examine, ring_rate
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
 from ringtrain.launch.links import Finding, Way
-from ringtrain.launch.modes import LITTLE, STREAMING, Expected, expect, first_that_pays, streaming_batch_seconds
+from ringtrain.launch.modes import (
+    LATE_INT8,
+    LITTLE,
+    STREAMING,
+    Expected,
+    expect,
+    first_that_pays,
+    streaming_batch_seconds,
+)
 from ringtrain.launch.settings import once
 
 ACCUMULATED = 4  # micro-batches of the example
@@ -355,7 +363,13 @@ def _report_of_modes(found: Mapping[str, Any]) -> list[str]:
         ],
     )
     best = next(each for each in found["modes"] if each["pays_first"])
-    return [*lines, _POWERSGD, _streaming(found), _verdict(best)]
+    return [*lines, _POWERSGD, _late_int8(found), _streaming(found), _verdict(best)]
+
+
+def _late_int8(found: Mapping[str, Any]) -> str:
+    int8 = next(each for each in found["modes"] if each["mode"] == "int8")
+    seconds = LATE_INT8.batch_seconds(found["computing_seconds"], int8["sending_seconds"])
+    return f"not in the table: {LATE_INT8.how}: {_ms(seconds)} for a batch; {LATE_INT8.risk}"
 
 
 def _streaming(found: Mapping[str, Any]) -> str:

@@ -89,6 +89,13 @@ MODES = [
 ]
 
 
+LATE_INT8 = Mode(
+    "one step late, int8",
+    "8 bits of the gradients of the step before; compare the loss",
+    "int8",
+    "mode=OneStepLate(), compression=Compression.int8",
+    delays=True,
+)  # which the doctor names beside the modes
 FURTHER = ("powersgd-2", "fragments=4")  # what `benchmarks compress` measures beside the modes
 STREAMING = {"every": 32, "fragments": 4, "overlap": 4}  # what the doctor names beside the modes
 

@@ -262,6 +262,7 @@ def test_what_is_expected_of_the_modes() -> None:
         "LocalSteps(every=32, fragments=4, overlap=4), whose parts travel while training goes on: 480.0 ms for a batch"
         in said
     )
+    assert "mode=OneStepLate(), compression=Compression.int8: 480.0 ms for a batch; 8 bits of" in said
     assert streaming_batch_seconds(0.05, 0.85, 32, 4, 2) == pytest.approx(0.05 + 4 * (0.2125 - 0.1) / 32)
     assert said.endswith("bf16 pays first (compression=Compression.bf16): of what costs little time, it risks least.")
 
@@ -280,6 +281,8 @@ def test_the_mode_of_least_risk_that_costs_little_pays_first(step_ms: float, mod
     found = findings(step_ms=step_ms)
     assert [each["mode"] for each in found["modes"] if each["pays_first"]] == [mode]
     assert words in report(found)[-1]
+    late = max(step_ms, 215.9)  # what an exchange takes, where that is longer
+    assert f"OneStepLate(), compression=Compression.int8: {late:.1f} ms" in "\n".join(report(found))
 
 
 def test_fewer_bytes_gain_nothing_where_latency_or_the_codec_decides() -> None:
