@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PAGES = EXAMPLES.parent
 SHORT = [  # from the simplest on
     "numpy_line", "torch_blobs", "digits_amp", "keras_fit", "tensorflow_tape", "jax_line", "local_steps", "embeddings",
-    "elastic", "elastic_uneven",
+    "elastic", "keras_elastic", "elastic_uneven",
 ]  # fmt: skip
 MOST_LINES = 79
 

@@ -14,6 +14,17 @@ def test_a_tape_learns(monkeypatch, capsys):
     assert last(r"epoch 9: loss ([\d.]+)", run_in_threads("tensorflow_tape", monkeypatch, capsys)) < 0.03
 
 
+@pytest.mark.long  # its parts are tested in test_elastic_frameworks
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_an_elastic_fit_learns_and_resumes(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    arguments = ("--folder", tmp_path)
+    said = run("keras_elastic", "--epochs", 6, *arguments, mpi="tcp", flags=("--elastic",))
+    assert last(r"epoch 5: loss ([\d.]+)", said) < 0.1 and last(r"of other samples ([\d.]+), on 2 ranks", said) < 0.1
+    said = run("keras_elastic", "--epochs", 8, *arguments, mpi="tcp", flags=("--elastic",))
+    assert "epoch 5" not in said and "epoch 6" in said and last(r"epoch 7: loss ([\d.]+)", said) < 0.1
+
+
 @pytest.mark.long  # what resumes is compared in test_keras_files, too
 def test_fit_saves_resumes_and_ends_with_the_same_bits(tmp_path):
     whole = run("keras_digits", "--epochs", 4, "--folder", tmp_path)

@@ -218,8 +218,12 @@ class ElasticHooks:
         process_sets: as for ``elastic.State``.
         objects: more that ranks take over, as for ``elastic.State``; ``epoch=7`` to go on from a checkpoint.
 
+    ``resume(folder)`` goes on from the newest file that ``save_every(folder, steps=, minutes=, epochs=, keep=3)`` has written, as of
+    ``elastic.State``; both come before ``fit``, and before ``epoch`` is asked for.
+
     Attributes:
         state: the ``elastic.State`` behind it, with ``epoch``, ``batch``, ``step`` and ``on_change``.
+        epoch: that ``fit`` is to begin with. All ranks ask for it, behind ``resume``: at its first use they take over what rank 0 has.
 
     Raises:
         InvalidArgumentError: a model that is not built, or has no distributed optimizer; no sampler with ``--batch constant``.
