@@ -9,6 +9,7 @@ epoch, and the random state of each rank, which dropout draws from. Everything e
 
 import argparse
 import hashlib
+import os
 import pydoc_data.topics
 
 import torch
@@ -100,7 +101,8 @@ def save(path: str, parts: dict, step: int) -> None:
     random_states = hvd.allgather_object(torch.get_rng_state(), name="random states")
     if hvd.rank() == 0:
         states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**states, "step": step, "random_states": random_states}, path)
+        torch.save({**states, "step": step, "random_states": random_states}, f"{path}.growing")
+        os.replace(f"{path}.growing", path)  # whole, whenever the job ends
 
 
 def resume(path: str, parts: dict) -> int:

@@ -45,7 +45,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--folder", help="where rank 0 saves a file after every epoch")
+    parser.add_argument("--folder", help="where a file is saved after every epoch")
     parser.add_argument("--resume", help="such a file")
     parser.add_argument("--loop", action="store_true", help="train with tf.GradientTape instead of fit")
     return parser.parse_args()
@@ -90,7 +90,7 @@ def train_with_fit(model: keras.Model, options: argparse.Namespace) -> None:
         hvd.callbacks.MovingStatisticsAverageCallback(),
         hvd.callbacks.MetricAverageCallback(),  # what follows sees the same metrics on all ranks
     ]
-    if options.folder and hvd.rank() == 0:
+    if options.folder:  # on all ranks, of which one writes
         callbacks.append(keras.callbacks.ModelCheckpoint(options.folder + "/epoch-{epoch:02d}.keras"))
     first = int(model.optimizer.iterations) // math.ceil(len(share_of(0)[0]) / BATCH)
     for epoch in range(first, options.epochs):
