@@ -49,13 +49,46 @@ def assert_replicas_equal(first: dict, second: dict) -> None:
         assert torch.equal(mine, theirs)
 
 
-def test_training():
+def test_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where its checkpoint is
     rates = "rates = [base_rate * hvd.size() * warm_up(update) for update in (0, 250, 500, 10_000)]"
     first, second = run_on_two_ranks(*blocks("training.md", "python"), rates, page="training.md")
     assert_replicas_equal(first, second)
     assert first["step"] == second["step"] == 14 and first["seen"] == 100 and first["accuracy"] == second["accuracy"]
     assert first["rates"] == pytest.approx([0.01, 0.015, 0.02, 0.02])
     assert first["schedule"].last_epoch == 14  # 2 epochs of 7 updates
+    assert first["sampler"].epoch == 2 and [each.name for each in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_validation():
+    """The figures are those of one process that sees all samples at once, on both ranks."""
+    ranks = run_on_two_ranks(*blocks("validation.md", "python"), page="validation.md")
+    model, (x, y) = ranks[0]["model"].eval(), ranks[0]["dataset"].tensors
+    with torch.no_grad():
+        scores = model(x)
+    expected = [torch.nn.functional.cross_entropy(scores, y).item(), (scores.argmax(1) == y).double().mean().item()]
+    for rank in ranks:
+        assert [rank["loss"], rank["accuracy"]] == pytest.approx(expected, rel=1e-5)
+    assert [len(rank["sampler"]) for rank in ranks] == [52, 51]
+
+
+def test_one_process():
+    program, _ = blocks("one-process.md", "python")
+    first, second = run_on_two_ranks(program, page="one-process.md")
+    assert_replicas_equal(first, second)
+    assert 0 <= first["difference"] < 1e-14
+
+
+def test_what_one_process_would_not_compute_is_found():
+    """The page's program with a loss that is a sum, as one of its reasons has it."""
+    program = blocks("one-process.md", "python")[0].replace("model(x), y)", 'model(x), y, reduction="sum")')
+    with pytest.raises(AssertionError, match="more than rounding"):
+        run_on_two_ranks(program, page="one-process.md")
+
+
+def test_ranks_and_threads(capsys):
+    first, _ = run_on_two_ranks(*blocks("ranks-and-threads.md", "python"), page="ranks-and-threads.md")
+    assert first["batch"] == 128 and re.search(r"2 ranks x \d+ threads: \d+ samples a second", capsys.readouterr().out)
 
 
 def test_accumulation():
@@ -157,6 +190,15 @@ def test_observability(tmp_path, monkeypatch, capsys):
     for rank in range(2):
         lines = (tmp_path / f"ringtrain.{rank}.prom").read_text().splitlines()
         assert f'ringtrain_operations_total{{rank="{rank}"}} 0' in lines
+
+
+def test_timelines(tmp_path, monkeypatch):
+    """Of the steps between both calls; a rank's file has its number behind the name."""
+    monkeypatch.chdir(tmp_path)
+    run_on_two_ranks(*blocks("timelines.md", "python"), page="timelines.md")
+    for name in ("trace.json", "trace.json.1"):
+        events = json.loads((tmp_path / name).read_text())
+        assert len([event for event in events if event["name"] == "ALLREDUCE"]) == 100
 
 
 def test_observability_prometheus(monkeypatch):

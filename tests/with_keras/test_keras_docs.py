@@ -54,6 +54,18 @@ def test_migration_from_strategies():
     assert versions(commands)[1].startswith("ringtrainrun -np 2")
 
 
+def test_keras_equals_one_process():
+    """The page's program compares; here too, whether it has trained at all."""
+    program = blocks("one-process.md", "python")[1]
+    compared = "\nbegun = alone.get_weights()\nmodel.compile("
+    first, second = run_on_two_ranks(program.replace("\nmodel.compile(", compared), page="one-process.md")
+    for mine, theirs, begun in zip(
+        first["model"].get_weights(), second["model"].get_weights(), first["begun"], strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+        assert abs(mine - begun).max() > 1e-3
+
+
 KERAS_PAGE = "keras.md"
 # By backend, what of the page runs on it: the place of each program.
 PROGRAMS = {"tensorflow": (0, 1, 2, 3, 5), "torch": (0, 1, 2, 4, 5), "jax": (0, 1, 2)}
