@@ -136,5 +136,9 @@ def table(name: str) -> list[list[str]]:
 
 
 def build_info() -> str:
-    """Version, compiler, processor kernels in use and ABI version of the native library, in one line."""
+    """Version, compiler, processor kernels in use and ABI version of the native library, in one line.
+
+    Example:
+        >>> print(rt.build_info())
+    """
     return f"{ffi.string(lib.rt_build_info()).decode()}, ABI {lib.rt_abi_version()}"

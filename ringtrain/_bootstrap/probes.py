@@ -23,6 +23,10 @@ __all__ = [
 def mpi_built(verbose: bool = False) -> bool:
     """Whether MPI can be reached, that is, whether mpi4py is installed; which MPI it finds shows in ``init``.
 
+    Example:
+        >>> if not hvd.mpi_built():
+        ...     print("mpi4py is not installed: ringtrainrun --transport tcp")
+
     Args:
         verbose: accepted for Horovod's sake.
     """
@@ -30,7 +34,11 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether this process's world runs over MPI; False before ``init`` and in a world without a launcher."""
+    """Whether this process's world runs over MPI; False before ``init`` and in a world without a launcher.
+
+    Example:
+        >>> carrier = "MPI" if hvd.mpi_enabled() else "TCP and shared memory"
+    """
     return contexts.is_initialized() and contexts.current().over_mpi
 
 
@@ -48,12 +56,21 @@ def mpi_threads_supported() -> bool:
 
 
 def gpu_libraries() -> dict[str, tuple[str, str]]:
-    """Version and path of the driver (``cuda``) and of ``nccl`` as this process finds them, or "" and what is wrong; loads them."""
+    """Version and path of the driver (``cuda``) and of ``nccl`` as this process finds them, or "" and what is wrong; loads them.
+
+    Example:
+        >>> for library, (version, path) in rt.gpu_libraries().items():
+        ...     print(library, version, path)
+    """
     return nccl.libraries(options.resolve({}))
 
 
 def nccl_built(verbose: bool = False) -> int:
     """NCCL's version code, such as 22005, or 0 without it or without a GPU: an int, because scripts compare it.
+
+    Example:
+        >>> if hvd.nccl_built() >= 22700:
+        ...     print("NCCL 2.27 or newer")
 
     Args:
         verbose: accepted for Horovod's sake.
@@ -67,6 +84,9 @@ def nccl_built(verbose: bool = False) -> int:
 
 def cuda_built(verbose: bool = False) -> bool:
     """Whether tensors in CUDA memory can be sent: whether there is a driver, and a GPU.
+
+    Example:
+        >>> device = "cuda" if hvd.cuda_built() else "cpu"
 
     Args:
         verbose: accepted for Horovod's sake.

@@ -522,7 +522,12 @@ def of_thread() -> Context | None:
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` not yet since."""
+    """Whether ``init`` was called, and ``shutdown`` not yet since.
+
+    Example:
+        >>> if not rt.is_initialized():
+        ...     rt.init()
+    """
     context = _own.context or _default
     return context is not None and context.usable
 

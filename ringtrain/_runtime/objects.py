@@ -45,6 +45,10 @@ def broadcast_object(
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Returns the objects of all ranks, in rank order.
 
+    Example:
+        >>> counts = rt.allgather_object({"samples": len(x)}, name="counts")
+        >>> total = sum(each["samples"] for each in counts)
+
     Args:
         obj: anything that pickles.
         name: identity among the ranks.

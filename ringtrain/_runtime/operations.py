@@ -86,7 +86,11 @@ class _WithFeedback(str):
 
 
 class Compression:
-    """How ``allreduce`` and ``reducescatter`` send float32 and float64 between hosts; within a host nothing is lost."""
+    """How ``allreduce`` and ``reducescatter`` send float32 and float64 between hosts; within a host nothing is lost.
+
+    Example:
+        >>> rt.allreduce(array, name="gradient", compression=rt.Compression.bf16)  # half of the bytes between hosts
+    """
 
     none = "none"
     fp16 = "float16"
@@ -103,6 +107,10 @@ _SameShape = tuple[Sequence[Buffer], Sequence[Buffer], Any, _Results | None]
 
 class Handle:
     """A pending operation: what the ``_async`` forms return. Dropping it is safe; the operation goes on.
+
+    Example:
+        >>> handle = rt.allreduce_async(array, name="gradient")
+        >>> mean = handle.wait(timeout=60)
 
     Args:
         operation, value, results: given by the operation; scripts make no handles.
@@ -133,6 +141,11 @@ class Handle:
 def poll(handle: Handle) -> bool:
     """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once.
 
+    Example:
+        >>> handle = rt.allreduce_async(array, name="gradient")
+        >>> is_done = rt.poll(handle)  # asks, and does not wait
+        >>> mean = rt.synchronize(handle)
+
     Args:
         handle: what the form has returned.
     """
@@ -141,6 +154,10 @@ def poll(handle: Handle) -> bool:
 
 def synchronize(handle: Handle) -> Any:
     """Waits for an ``_async`` form and returns its result: a tensor, a list of them for the grouped forms, or None.
+
+    Example:
+        >>> handles = [rt.allreduce_async(each, name) for name, each in [("weights", weights), ("bias", bias)]]
+        >>> weights, bias = map(rt.synchronize, handles)
 
     A second call returns the same result. Other Python threads run while it waits.
 
@@ -201,7 +218,13 @@ def allreduce_async(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done.
+
+    Example:
+        >>> handle = rt.allreduce_async(array, name="gradient")
+        >>> prepare_dataset()  # meanwhile
+        >>> mean = rt.synchronize(handle)
+    """
     return _reduce(tensor, name, process_set, (op, prescale_factor, postscale_factor, compression, weight))
 
 
@@ -215,7 +238,11 @@ def allreduce_(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Any:
-    """``allreduce`` that puts the result into the tensor, and returns it."""
+    """``allreduce`` that puts the result into the tensor, and returns it.
+
+    Example:
+        >>> rt.allreduce_(weights, name="weights")  # now has the average
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _reduce_now(tensor, name, process_set, terms, in_place=True)
 
@@ -230,7 +257,12 @@ def allreduce_async_(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``allreduce_`` that returns a handle at once."""
+    """``allreduce_`` that returns a handle at once.
+
+    Example:
+        >>> handle = rt.allreduce_async_(weights, name="weights")
+        >>> rt.synchronize(handle)  # weights has the average
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _reduce(tensor, name, process_set, terms, in_place=True)
 
@@ -246,6 +278,9 @@ def grouped_allreduce(
     weight: int | None = None,
 ) -> list[Any]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> weights, bias = rt.grouped_allreduce([weights, bias], name="parameters")
 
     Args:
         tensors: as many on all ranks; their shapes and dtypes may differ from one to the next. The other arguments are those of
@@ -265,7 +300,12 @@ def grouped_allreduce_async(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``grouped_allreduce`` that returns one handle at once."""
+    """``grouped_allreduce`` that returns one handle at once.
+
+    Example:
+        >>> handle = rt.grouped_allreduce_async([weights, bias], name="parameters")
+        >>> weights, bias = rt.synchronize(handle)
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _reduce(tensors, name, process_set, terms, grouped=True)
 
@@ -280,7 +320,11 @@ def grouped_allreduce_(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> list[Any]:
-    """``grouped_allreduce`` that puts the results into the tensors."""
+    """``grouped_allreduce`` that puts the results into the tensors.
+
+    Example:
+        >>> rt.grouped_allreduce_([weights, bias], name="parameters")  # now have the averages
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _reduce(tensors, name, process_set, terms, True, True, True).wait()
 
@@ -295,13 +339,23 @@ def grouped_allreduce_async_(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``grouped_allreduce_`` that returns one handle at once."""
+    """``grouped_allreduce_`` that returns one handle at once.
+
+    Example:
+        >>> handle = rt.grouped_allreduce_async_([weights, bias], name="parameters")
+        >>> rt.synchronize(handle)  # weights and bias have the averages
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _reduce(tensors, name, process_set, terms, grouped=True, in_place=True)
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenates the ranks' tensors along the first dimension, in rank order.
+
+    Example:
+        >>> own = np.full(1 + rt.rank(), rt.rank())  # another number of rows on each rank
+        >>> rt.allgather(own, name="own").tolist()  # with two ranks
+        [0, 1, 1]
 
     Args:
         tensor: at least one dimension; the first may differ between ranks, the others must not.
@@ -315,7 +369,12 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 
 
 def allgather_async(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """``allgather`` that returns a handle at once."""
+    """``allgather`` that returns a handle at once.
+
+    Example:
+        >>> handle = rt.allgather_async(array, name="rows")
+        >>> rows = rt.synchronize(handle)
+    """
     return _rows("allgather", tensor, name, process_set)
 
 
@@ -323,6 +382,9 @@ def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """``allgather`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> images, labels = rt.grouped_allgather([images, labels], name="batch")
 
     Args:
         tensors: as many on all ranks, each as in ``allgather``.
@@ -333,7 +395,12 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``grouped_allgather`` that returns one handle at once."""
+    """``grouped_allgather`` that returns one handle at once.
+
+    Example:
+        >>> handle = rt.grouped_allgather_async([images, labels], name="batch")
+        >>> images, labels = rt.synchronize(handle)
+    """
     return _rows("allgather", tensors, name, process_set, grouped=True)
 
 
@@ -341,6 +408,9 @@ def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Returns the root's tensor on every rank.
+
+    Example:
+        >>> weights = rt.broadcast(weights, root_rank=0, name="weights")
 
     Args:
         tensor: same shape and dtype on all ranks; not changed.
@@ -354,21 +424,36 @@ def broadcast(
 def broadcast_async(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``broadcast`` that returns a handle at once."""
+    """``broadcast`` that returns a handle at once.
+
+    Example:
+        >>> handle = rt.broadcast_async(weights, root_rank=0, name="weights")
+        >>> weights = rt.synchronize(handle)
+    """
     return _broadcast(tensor, root_rank, name, process_set)
 
 
 def broadcast_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """``broadcast`` that puts the root's values into the tensor, and returns it."""
+    """``broadcast`` that puts the root's values into the tensor, and returns it.
+
+    Example:
+        >>> rt.broadcast_(weights, root_rank=0, name="weights")  # now has the values of rank 0
+    """
     return _broadcast(tensor, root_rank, name, process_set, in_place=True, waits=True).wait()
 
 
 def broadcast_async_(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``broadcast_`` that returns a handle at once."""
+    """``broadcast_`` that returns a handle at once.
+
+    Example:
+        >>> handles = [rt.broadcast_async_(each, root_rank=0) for each in (weights, bias)]
+        >>> for handle in handles:
+        ...     rt.synchronize(handle)
+    """
     return _broadcast(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -376,6 +461,11 @@ def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Sends rows of the first dimension to each rank and concatenates what came, in rank order.
+
+    Example:
+        >>> rows = np.arange(4) + 10 * rt.rank()
+        >>> received = rt.alltoall(rows, name="rows")  # with two ranks rank 0 gets 0, 1, 10, 11, and rank 1 the others
+        >>> received, counts = rt.alltoall(rows, splits=[1, 3], name="uneven")  # a row for rank 0, three for rank 1
 
     Args:
         tensor: at least one dimension; all but the first are the same on all ranks.
@@ -394,7 +484,12 @@ def alltoall(
 def alltoall_async(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``alltoall`` that returns a handle at once; its result is always the pair."""
+    """``alltoall`` that returns a handle at once; its result is always the pair.
+
+    Example:
+        >>> handle = rt.alltoall_async(np.arange(4), name="rows")
+        >>> received, counts = rt.synchronize(handle)
+    """
     return _alltoall(tensor, splits, name, process_set)
 
 
@@ -409,6 +504,11 @@ def reducescatter(
     weight: int | None = None,
 ) -> Any:
     """Combines a tensor as ``allreduce`` does and leaves each rank its rows of the first dimension.
+
+    Example:
+        >>> own = rt.reducescatter(np.ones((4, 3)), name="gradient", op=rt.Sum)
+        >>> own.shape  # with two ranks
+        (2, 3)
 
     Args:
         tensor: at least one dimension, the same shape on all ranks. Of n rows each of k ranks gets ``n // k``, the
@@ -435,7 +535,12 @@ def reducescatter_async(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``reducescatter`` that returns a handle at once."""
+    """``reducescatter`` that returns a handle at once.
+
+    Example:
+        >>> handle = rt.reducescatter_async(x, name="gradient")
+        >>> own_rows = rt.synchronize(handle)
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _rows("reducescatter", tensor, name, process_set, terms)
 
@@ -451,6 +556,9 @@ def grouped_reducescatter(
     weight: int | None = None,
 ) -> list[Any]:
     """``reducescatter`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> own_images, own_labels = rt.grouped_reducescatter([images, labels], name="sums", op=rt.Sum)
 
     Args:
         tensors: as many on all ranks, each as in ``reducescatter``.
@@ -469,13 +577,23 @@ def grouped_reducescatter_async(
     compression: str = Compression.none,
     weight: int | None = None,
 ) -> Handle:
-    """``grouped_reducescatter`` that returns one handle at once."""
+    """``grouped_reducescatter`` that returns one handle at once.
+
+    Example:
+        >>> handle = rt.grouped_reducescatter_async([images, labels], name="sums", op=rt.Sum)
+        >>> own_images, own_labels = rt.synchronize(handle)
+    """
     terms = op, prescale_factor, postscale_factor, compression, weight
     return _rows("reducescatter", tensors, name, process_set, terms, grouped=True)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every member of the process set has called it.
+
+    Example:
+        >>> if rt.rank() == 0:
+        ...     prepare_dataset()
+        >>> rt.barrier()  # behind it the data set is there, on every rank
 
     Args:
         process_set: the ranks that wait for each other.
@@ -487,6 +605,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 def join(device: int = -1) -> int:
     """Says that this rank has no more data; blocks until all ranks said so, and returns the one that said it last.
+
+    Example:
+        >>> for x, y in batches[rt.rank() :]:  # a batch less on rank 1 than on rank 0
+        ...     weights -= 0.1 * rt.allreduce(gradient(weights, x, y), name="gradient")
+        >>> last = rt.join()
 
     Meanwhile this rank takes part in the others' operations with nothing of its own. ``device`` is accepted for the
     sake of Horovod's scripts.

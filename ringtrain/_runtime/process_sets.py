@@ -207,6 +207,11 @@ def hosts_of(context: contexts.Context, process_set: int) -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Registers a set of ranks. All ranks of the world call this, members or not, in the same order; blocks.
 
+    Example:
+        >>> even = rt.add_process_set(range(0, rt.size(), 2))
+        >>> if even.included():
+        ...     mean = rt.allreduce(array, name="even", process_set=even)
+
     On a rank that joins an elastic job it does not: before ``State.epochs`` the set is noted, and becomes there what the
     others have made of theirs, whatever its ranks.
 
@@ -230,6 +235,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set; all ranks of the world call this in the same order.
+
+    Example:
+        >>> even = rt.add_process_set(range(0, rt.size(), 2))
+        >>> rt.remove_process_set(even)
 
     In an elastic job a set that has lost a member is forgotten.
 

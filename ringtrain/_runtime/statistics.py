@@ -64,6 +64,10 @@ class Traffic(NamedTuple):
 class Stats(NamedTuple):
     """What ``stats`` returns, since ``init``. Printed, it is a table.
 
+    Example:
+        >>> stats = rt.stats()
+        >>> seconds = sum(each.seconds for each in stats.traffic)
+
     Attributes:
         late: ranks by the time that others waited for them, the slowest first. Those that coordinate know it: rank 0
             for the world, the lowest rank of a process set for the set; empty elsewhere.

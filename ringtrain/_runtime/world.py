@@ -7,47 +7,87 @@ from ringtrain._runtime.context import current
 
 
 def rank() -> int:
-    """This process's rank in the world, from 0. Raises NotInitializedError (a ValueError) before ``init``."""
+    """This process's rank in the world, from 0. Raises NotInitializedError (a ValueError) before ``init``.
+
+    Example:
+        >>> if rt.rank() == 0:
+        ...     print(f"{rt.size()} ranks")
+    """
     return current().rank
 
 
 def size() -> int:
-    """Number of ranks in the world."""
+    """Number of ranks in the world.
+
+    Example:
+        >>> learning_rate = 0.01 * rt.size()
+    """
     return current().size
 
 
 def local_rank() -> int:
-    """This rank among those of its host; the usual index of its GPU."""
+    """This rank among those of its host; the usual index of its GPU.
+
+    Example:
+        >>> device = f"cuda:{rt.local_rank()}"
+    """
     return current().local_rank
 
 
 def local_size() -> int:
-    """Number of ranks on this host."""
+    """Number of ranks on this host.
+
+    Example:
+        >>> is_last_of_its_host = rt.local_rank() == rt.local_size() - 1
+    """
     return current().local_size
 
 
 def cross_rank() -> int:
-    """Place of this host among the hosts that have this local rank."""
+    """Place of this host among the hosts that have this local rank.
+
+    Example:
+        >>> host = rt.cross_rank()
+    """
     return current().cross_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have this local rank."""
+    """Number of hosts that have this local rank.
+
+    Example:
+        >>> print(f"host {rt.cross_rank()} of {rt.cross_size()}")
+    """
     return current().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every host has the same number of ranks."""
+    """Whether every host has the same number of ranks.
+
+    Example:
+        >>> hosts = rt.size() // rt.local_size() if rt.is_homogeneous() else None
+    """
     return current().is_homogeneous
 
 
 def counters() -> dict[str, int]:
-    """What this rank has done since ``init``, such as ``operations``, ``wire_bytes_sent`` and ``cache_hits``."""
+    """What this rank has done since ``init``, such as ``operations``, ``wire_bytes_sent`` and ``cache_hits``.
+
+    Example:
+        >>> before = rt.counters()["wire_bytes_sent"]
+        >>> train_one_epoch()
+        >>> sent = rt.counters()["wire_bytes_sent"] - before
+    """
     return current().counters()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts to write a Chrome/Perfetto trace of this rank; the file is valid JSON at any time.
+
+    Example:
+        >>> rt.start_timeline("trace.json")
+        >>> train_one_epoch()
+        >>> rt.stop_timeline()
 
     Events have the names that Horovod's readers search for (``NEGOTIATE_ALLREDUCE``, ``ALLREDUCE``, ``QUEUE``), and the
     stage as their category. ``ringtrain merge-timelines`` makes one file of those of all ranks.
@@ -66,6 +106,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the trace; without one it does nothing."""
+    """Ends the trace; without one it does nothing.
+
+    Example:
+        >>> rt.start_timeline("trace.json")
+        >>> train_one_epoch()
+        >>> rt.stop_timeline()  # now the file is complete
+    """
     error = ffi.new("char **")
     check(lib.rt_timeline_stop(current().native, error), error)

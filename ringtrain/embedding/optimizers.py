@@ -56,6 +56,9 @@ class RowOptimizer:
 class SGD(RowOptimizer):
     """``row -= lr * gradient``, or with ``momentum`` of the rows that have a gradient, ``torch.optim.SGD``'s.
 
+    Example:
+        >>> table = hvd.layers.ShardedEmbedding(10**6, 64, optimizer=hvd.layers.SGD(lr=0.1))
+
     Args:
         lr: the learning rate.
         momentum: of the rows that have a gradient; 0 for none.
@@ -74,6 +77,9 @@ class SGD(RowOptimizer):
 @dataclasses.dataclass
 class Adagrad(RowOptimizer):
     """``torch.optim.Adagrad``, of the rows that have a gradient.
+
+    Example:
+        >>> table = hvd.layers.ShardedEmbedding(10**6, 64, optimizer=hvd.layers.Adagrad(lr=0.01))
 
     Args:
         lr: the learning rate.
@@ -100,6 +106,9 @@ class Adagrad(RowOptimizer):
 class RowWiseAdagrad(Adagrad):
     """Adagrad with one number for each row: it grows by the mean of the squares of the row's gradient.
 
+    Example:
+        >>> table = hvd.layers.ShardedEmbedding(10**6, 64, optimizer=hvd.layers.RowWiseAdagrad(lr=0.01))
+
     Args:
         lr, eps, initial_accumulator_value: as for ``Adagrad``.
     """
@@ -113,6 +122,9 @@ class RowWiseAdagrad(Adagrad):
 @dataclasses.dataclass
 class SparseAdam(RowOptimizer):
     """``torch.optim.SparseAdam``, of the rows that have a gradient.
+
+    Example:
+        >>> table = hvd.layers.ShardedEmbedding(10**6, 64, optimizer=hvd.layers.SparseAdam(lr=0.001))
 
     Args:
         lr: the learning rate.

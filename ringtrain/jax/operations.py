@@ -70,6 +70,9 @@ def grouped_allreduce(
 ) -> list[jax.Array]:
     """``allreduce`` of several arrays as one operation, all or nothing; returns a list in their order.
 
+    Example:
+        >>> first, second = hvd.grouped_allreduce([parameters["w"], gradients["w"]], name="both")
+
     A program then has one operation, which begins when all arrays are there.
 
     Args:
@@ -92,6 +95,10 @@ def grouped_allreduce(
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Concatenates the ranks' arrays along the first dimension, in rank order.
 
+    Example:
+        >>> hvd.allgather(jnp.full(2, hvd.rank()), name="ranks").tolist()  # with two ranks
+        [0, 0, 1, 1]
+
     Inside ``jax.jit`` the first dimension must be the same on all ranks; elsewhere it may differ. Arguments and result are those of
     ``ringtrain.allgather``.
     """
@@ -101,12 +108,19 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> jax.Array:
-    """Returns the root's array on every rank. Arguments are those of ``ringtrain.broadcast``."""
+    """Returns the root's array on every rank. Arguments are those of ``ringtrain.broadcast``.
+
+    Example:
+        >>> weights = hvd.broadcast(parameters["w"], root_rank=0, name="w")
+    """
     return run("broadcast", tensor, name, process_set, root_rank=root_rank)
 
 
 def alltoall(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Sends an equal part of the first dimension to each rank and concatenates what came, in rank order.
+
+    Example:
+        >>> received = hvd.alltoall(jnp.arange(4), name="rows")  # with two ranks: the first half of both goes to rank 0
 
     Unequal parts have ``ringtrain.alltoall`` with ``splits``, outside of ``jax.jit``.
     """
@@ -123,6 +137,10 @@ def reducescatter(
     compression: str = Compression.none,
 ) -> jax.Array:
     """Combines an array as ``allreduce`` does and leaves each rank its rows of the first dimension.
+
+    Example:
+        >>> hvd.reducescatter(jnp.ones((4, 3)), name="gradient").shape  # with two ranks
+        (2, 3)
 
     Of n rows each of k ranks gets ``n // k``, the first ``n % k`` ranks one more.
     """

@@ -128,6 +128,10 @@ def PartialDistributedOptimizer(
 ) -> keras.optimizers.Optimizer:
     """``DistributedOptimizer`` that leaves the gradients of some layers to each rank.
 
+    Example:
+        >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=model.layers[-1:])
+        >>> model.compile(optimizer, "mse")  # the gradients of the last layer stay each rank's own
+
     Args:
         local_layers: a layer, or several, whose gradients do not travel. Give their variables to
             ``BroadcastGlobalVariablesCallback(local_variables=...)`` too, where ranks shall start from different ones.

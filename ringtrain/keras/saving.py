@@ -20,6 +20,12 @@ def load_model(
 ) -> keras.Model:
     """``keras.models.load_model``, with the optimizer wrapped again.
 
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     model.save("model.keras")
+        >>> hvd.barrier()  # behind it the file is there
+        >>> model = hvd.load_model("model.keras")
+
     Files name the user's optimizer and load without ringtrain too, but then train without averaging.
 
     Args:

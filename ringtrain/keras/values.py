@@ -67,6 +67,9 @@ def allreduce(
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Concatenates the ranks' values along the first dimension, in rank order; all other dimensions must be equal.
 
+    Example:
+        >>> accuracies = hvd.allgather(np.array([0.9]), name="accuracies")  # a number of each rank
+
     Args:
         value: a number, an array or a tensor; the first dimension may differ between ranks.
         name: identity among the ranks; without one, calls are matched in their order.
@@ -82,6 +85,9 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The root's value on every rank, which must have one of the same shape and dtype.
 
+    Example:
+        >>> seed = int(hvd.broadcast(np.array(1234 + hvd.rank()), root_rank=0, name="seed"))
+
     Args:
         value: a number, an array or a tensor.
         root_rank: global rank of the root.
@@ -95,7 +101,11 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 def reducescatter(
     value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Combines a value as ``allreduce`` does and leaves each rank its rows of the first dimension."""
+    """Combines a value as ``allreduce`` does and leaves each rank its rows of the first dimension.
+
+    Example:
+        >>> own_rows = hvd.reducescatter(np.ones((4, 3), np.float32), name="sums", op=hvd.Sum)
+    """
     return _run("reducescatter", value, name, op=op, process_set=process_set)
 
 

@@ -65,6 +65,12 @@ def _in_blocks(on_the_wire: Any, name: str, form: str) -> type[Compressor]:
 class Compression:
     """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8``, ``int4`` and ``powersgd(rank)``.
 
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(images), labels)
+        >>> tape = hvd.DistributedGradientTape(tape, compression=hvd.Compression.bf16)
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+
     ``int8`` and ``int4`` make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does
     not. ``powersgd(rank=2)`` does too, and is for the gradients of optimizers and tapes alone.
     """

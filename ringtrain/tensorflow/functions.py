@@ -98,7 +98,11 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Returns the root's object on every rank; see ``ringtrain.broadcast_object``. No ``session`` is needed."""
+    """Returns the root's object on every rank; see ``ringtrain.broadcast_object``. No ``session`` is needed.
+
+    Example:
+        >>> config = hvd.broadcast_object({"lr": 0.1} if hvd.rank() == 0 else None)
+    """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
@@ -106,6 +110,10 @@ def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
     """A function of one object that is ``broadcast_object`` with these arguments.
+
+    Example:
+        >>> give = hvd.broadcast_object_fn(root_rank=0)
+        >>> config = give({"lr": 0.1})
 
     Args:
         root_rank, session, name, process_set: as for ``broadcast_object``.
@@ -119,7 +127,11 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Returns the objects of all ranks, in rank order; see ``ringtrain.allgather_object``. No ``session`` is needed."""
+    """Returns the objects of all ranks, in rank order; see ``ringtrain.allgather_object``. No ``session`` is needed.
+
+    Example:
+        >>> counts = hvd.allgather_object({"samples": len(x)}, name="counts")
+    """
     return objects.allgather_object(obj, name, process_set)
 
 

@@ -98,6 +98,9 @@ def grouped_allreduce(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order, empty for none.
 
+    Example:
+        >>> first, second = hvd.grouped_allreduce([tf.ones(3), tf.ones([2, 2])], name="both")
+
     The dtypes may differ. ``tf.IndexedSlices`` among them travel one by one beside the others.
 
     Args:
@@ -116,6 +119,9 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``.
 
+    Example:
+        >>> rows = hvd.allgather(tf.fill([1 + hvd.rank()], hvd.rank()), name="rows")  # 0, 1, 1 with two ranks
+
     Args:
         ignore_name_scope: whether an operation without a name leaves TensorFlow's name scope out of the name that it gets.
     """
@@ -130,6 +136,9 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """``allgather`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> images, labels = hvd.grouped_allgather([images, labels], name="batch")
 
     Args:
         tensors: as many on all ranks, each as in ``allgather``.
@@ -152,6 +161,9 @@ def broadcast(
 ) -> tf.Tensor:
     """Returns the root's tensor on every rank; see ``ringtrain.broadcast``.
 
+    Example:
+        >>> seed = hvd.broadcast(tf.constant(1234 + hvd.rank()), root_rank=0, name="seed")
+
     Args:
         root_rank: global rank of the root.
         ignore_name_scope: as for ``allgather``.
@@ -170,6 +182,9 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Puts the root's values into variables, in one operation, and returns them.
+
+    Example:
+        >>> hvd.broadcast_(model.variables, root_rank=0)  # now have the values of rank 0
 
     In a graph for sessions of TensorFlow 1 nothing has been done yet when it returns: what it returns there are the
     variables' new values, and a session that computes one of them assigns to all.
@@ -202,6 +217,10 @@ def alltoall(
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Sends rows of the first dimension to each rank and concatenates what came; see ``ringtrain.alltoall``.
 
+    Example:
+        >>> received = hvd.alltoall(tf.range(4), name="rows")  # with two ranks the first half of both goes to rank 0
+        >>> received, counts = hvd.alltoall(tf.range(4), splits=[1, 3], name="uneven")
+
     Args:
         tensor: at least one dimension; all but the first are the same on all ranks.
         splits: rows for each rank, integers in rank order within the set; None for equal parts.
@@ -232,7 +251,11 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``."""
+    """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``.
+
+    Example:
+        >>> own_rows = hvd.reducescatter(tf.ones([4, 3]), name="sums", op=hvd.Sum)  # two of them with two ranks
+    """
     name = name or _scopeless("reducescatter", [tensor], ignore_name_scope)
     with _on(device_dense):
         return _reduce(
@@ -253,6 +276,9 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """``reducescatter`` of several tensors as one operation, all or nothing; returns a list in their order.
 
+    Example:
+        >>> own_images, own_labels = hvd.grouped_reducescatter([images, labels], name="sums", op=hvd.Sum)
+
     Args:
         tensors: as many on all ranks, each as in ``reducescatter``.
     """
@@ -265,6 +291,11 @@ def grouped_reducescatter(
 @as_it_is
 def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
     """Returns once every member of the process set has called it; in a graph, once every member's has come here.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     model.save("model.keras")
+        >>> hvd.barrier()  # behind it the file is there
 
     In a graph for sessions of TensorFlow 1 it returns the operation that waits, for a session to run.
 
@@ -279,7 +310,13 @@ def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None
 
 @as_it_is
 def join() -> tf.Tensor:
-    """Says that this rank has no more data, waits until all ranks said so, and returns the last one (int32 scalar)."""
+    """Says that this rank has no more data, waits until all ranks said so, and returns the last one (int32 scalar).
+
+    Example:
+        >>> for _ in range(3 - hvd.rank()):  # a batch less on rank 1 than on rank 0
+        ...     mean = hvd.allreduce(loss, name="loss")
+        >>> last = hvd.join()
+    """
     return nodes.run("join", [], None, id_of(global_process_set))[0]
 
 

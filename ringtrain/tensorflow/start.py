@@ -10,7 +10,12 @@ from ringtrain.tensorflow.library import current_slot
 
 
 def init(comm: object = None, process_sets: object = None, **arguments: Any) -> None:
-    """``ringtrain.init``; graphs that were traced in an earlier world run in this one from now on."""
+    """``ringtrain.init``; graphs that were traced in an earlier world run in this one from now on.
+
+    Example:
+        >>> hvd.init()
+        >>> print(f"rank {hvd.rank()} of {hvd.size()}")
+    """
     ringtrain.init(comm, process_sets, **arguments)
     current_slot()
     if ringtrain.rank() == 0:

@@ -19,6 +19,9 @@ from ringtrain.tensorflow.operations import allreduce
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Batch normalisation with the statistics of all ranks' batches, which may differ in size.
 
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), hvd.SyncBatchNormalization(), keras.layers.Dense(1)])
+
     In inference and in a world of one it is plain batch normalisation.
 
     Args:

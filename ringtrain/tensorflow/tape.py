@@ -166,7 +166,14 @@ def PartialDistributedGradientTape(
     scale_local_gradients: bool = True,
     mode: Mode | None = None,
 ) -> tf.GradientTape:
-    """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (one or several) to each rank."""
+    """``DistributedGradientTape`` that leaves the variables of ``local_layers`` (one or several) to each rank.
+
+    Example:
+        >>> with tf.GradientTape() as tape:
+        ...     loss = loss_of(model(images), labels)
+        >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[-1])  # whose gradients stay
+        >>> gradients = tape.gradient(loss, model.trainable_variables)
+    """
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients, mode=mode,

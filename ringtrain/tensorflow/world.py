@@ -13,6 +13,9 @@ from ringtrain.tensorflow.nodes import as_it_is
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Number of ranks of a process set, an int32 scalar; negative if there is no such set or no world.
 
+    Example:
+        >>> rate = 0.1 * tf.cast(hvd.size_op(), tf.float32)
+
     Args:
         process_set_id: ``process_set_id`` of the set; 0 for all ranks.
         name: of the operation in the graph.
@@ -23,6 +26,10 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 @as_it_is
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """Whether this rank is in a process set: 1 or 0 (int32 scalar); negative if there is no such set or no world.
+
+    Example:
+        >>> even = hvd.add_process_set(range(0, hvd.size(), 2))
+        >>> is_even = hvd.process_set_included_op(even.process_set_id)
 
     Args:
         process_set_id: ``process_set_id`` of the set; 0 for all ranks.
@@ -35,6 +42,12 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def rank_op(name: str | None = None) -> tf.Tensor:
     """This rank, an int32 scalar.
 
+    Example:
+        >>> @tf.function
+        ... def loss_of_first(loss):  # traced once, right in each world of an elastic job
+        ...     return tf.where(hvd.rank_op() == 0, loss, 0.0)
+        >>> own = loss_of_first(loss)
+
     Args:
         name: of the operation in the graph.
     """
@@ -45,6 +58,9 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 def local_rank_op(name: str | None = None) -> tf.Tensor:
     """This rank among those of its host, an int32 scalar.
 
+    Example:
+        >>> place = hvd.local_rank_op()
+
     Args:
         name: of the operation in the graph.
     """
@@ -54,6 +70,9 @@ def local_rank_op(name: str | None = None) -> tf.Tensor:
 @as_it_is
 def local_size_op(name: str | None = None) -> tf.Tensor:
     """Number of ranks of this host, an int32 scalar.
+
+    Example:
+        >>> ranks_of_this_host = hvd.local_size_op()
 
     Args:
         name: of the operation in the graph.

@@ -18,6 +18,11 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """``torch.nn.utils.clip_grad_norm_`` for models with sharded embeddings; also without any.
 
+    Example:
+        >>> loss(model(x), y).backward()
+        >>> norm = hvd.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        >>> optimizer.step()
+
     All ranks call it after the same backward pass. Gradients of the rest must be reduced, as they are when
     ``backward()`` of a ``DistributedOptimizer`` returns; the norms of the shards are added up over their ranks.
 

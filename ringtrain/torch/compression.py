@@ -69,6 +69,11 @@ BF16Compressor = _cast_to(torch.bfloat16, "BF16Compressor")
 class Compression:
     """The compressors that come with the package: ``none``, ``fp16``, ``bf16``, ``int8``, ``int4`` and ``powersgd(rank)``.
 
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(
+        ...     optimizer, model.named_parameters(), compression=hvd.Compression.int8
+        ... )
+
     ``int8`` and ``int4`` make up for what they lose of a gradient when it comes again; ``int8.without_feedback`` does
     not. ``powersgd(rank=2)`` does too, and is for a ``DistributedOptimizer`` alone.
     """

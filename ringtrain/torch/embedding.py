@@ -402,6 +402,10 @@ class ShardedEmbedding(_Sharded):
 class ShardedEmbeddingBag(_Sharded):
     """``torch.nn.EmbeddingBag`` with its rows dealt over the ranks; ``ShardedEmbedding`` says what holds for both.
 
+    Example:
+        >>> table = hvd.ShardedEmbeddingBag(100_000_000, 64, mode="sum")
+        >>> bags = table(ids, offsets)
+
     Rows travel and bags are made where they are asked for, by torch itself: every mode is exact.
 
     Args:

@@ -120,6 +120,10 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives all ranks the root's optimizer state and the options of its param groups, exactly; takes no step.
 
+    Example:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
     What is kept of rows of sharded embeddings stays each rank's own.
 
     Args:

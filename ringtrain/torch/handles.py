@@ -52,6 +52,11 @@ class AlltoallHandle:
 def poll(handle: Any) -> bool:
     """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once.
 
+    Example:
+        >>> handle = hvd.allreduce_async(x, name="x")
+        >>> is_done = hvd.poll(handle)  # asks, and does not wait
+        >>> mean = hvd.synchronize(handle)
+
     Args:
         handle: what the form has returned.
 
@@ -64,6 +69,10 @@ def poll(handle: Any) -> bool:
 
 def synchronize(handle: Any) -> Any:
     """Waits for an ``_async`` form and returns its result: a tensor, a list of them, or a pair for an alltoall.
+
+    Example:
+        >>> handles = [hvd.allreduce_async(each, name=name) for name, each in [("x", x), ("y", y)]]
+        >>> x, y = map(hvd.synchronize, handles)
 
     A second call returns the same result. Other Python threads run while it waits.
 

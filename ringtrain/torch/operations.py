@@ -46,7 +46,13 @@ _Tensors = Sequence[torch.Tensor]
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``."""
+    """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``.
+
+    Example:
+        >>> own = torch.full((1 + hvd.rank(),), hvd.rank())  # another number of rows on each rank
+        >>> hvd.allgather(own, name="own").tolist()  # with two ranks
+        [0, 1, 1]
+    """
     with preparing("allgather", name, process_set):
         check_tensors([tensor])
 
@@ -58,7 +64,12 @@ def allgather(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``allgather`` that returns a handle at once."""
+    """``allgather`` that returns a handle at once.
+
+    Example:
+        >>> handle = hvd.allgather_async(labels, name="labels")
+        >>> labels_of_all = hvd.synchronize(handle)
+    """
     return arrays.allgather_async(tensor, name, process_set)
 
 
@@ -68,6 +79,9 @@ def grouped_allgather(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
     """``allgather`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> x, y = hvd.grouped_allgather([x, y], name="batch")
 
     Args:
         tensors: as many on all ranks, each as in ``allgather``.
@@ -84,7 +98,12 @@ def grouped_allgather(
 def grouped_allgather_async(
     tensors: Iterable[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``grouped_allgather`` that returns one handle at once."""
+    """``grouped_allgather`` that returns one handle at once.
+
+    Example:
+        >>> handle = hvd.grouped_allgather_async([x, y], name="batch")
+        >>> x, y = hvd.synchronize(handle)
+    """
     with preparing("allgather", name, process_set):
         tensors = listed(tensors)
     return arrays.grouped_allgather_async(tensors, name, process_set)
@@ -97,7 +116,11 @@ def grouped_allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Returns the root's tensor on every rank; see ``ringtrain.broadcast``."""
+    """Returns the root's tensor on every rank; see ``ringtrain.broadcast``.
+
+    Example:
+        >>> seed = hvd.broadcast(torch.tensor(torch.initial_seed()), root_rank=0, name="seed")
+    """
     with preparing("broadcast", name, process_set):
         check_tensors([tensor])
 
@@ -109,7 +132,12 @@ def broadcast(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """``broadcast`` that returns a handle at once."""
+    """``broadcast`` that returns a handle at once.
+
+    Example:
+        >>> handle = hvd.broadcast_async(x, root_rank=0, name="x")
+        >>> x = hvd.synchronize(handle)
+    """
     return arrays.broadcast_async(tensor, root_rank, name, process_set)
 
 
@@ -117,7 +145,11 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """``broadcast`` that puts the root's values into the tensor, and returns it."""
+    """``broadcast`` that puts the root's values into the tensor, and returns it.
+
+    Example:
+        >>> hvd.broadcast_(model.weight.data, root_rank=0, name="weight")  # now has the values of rank 0
+    """
     with preparing("broadcast", name, process_set):
         view = writable(tensor)
     arrays.broadcast_(view, root_rank, name, process_set)
@@ -128,7 +160,13 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> InPlaceHandle:
-    """``broadcast_`` that returns a handle at once."""
+    """``broadcast_`` that returns a handle at once.
+
+    Example:
+        >>> handles = [hvd.broadcast_async_(each.data, root_rank=0) for each in model.parameters()]
+        >>> for handle in handles:
+        ...     hvd.synchronize(handle)
+    """
     with preparing("broadcast", name, process_set):
         view = writable(tensor)
     return InPlaceHandle(arrays.broadcast_async_(view, root_rank, name, process_set), tensor)
@@ -143,6 +181,11 @@ def alltoall(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends rows of the first dimension to each rank and concatenates what came; see ``ringtrain.alltoall``.
+
+    Example:
+        >>> rows = torch.arange(4) + 10 * hvd.rank()
+        >>> received = hvd.alltoall(rows, name="rows")  # with two ranks rank 0 gets 0, 1, 10, 11, and rank 1 the others
+        >>> received, counts = hvd.alltoall(rows, splits=[1, 3], name="uneven")  # a row for rank 0, three for rank 1
 
     Returns:
         The rows received; with ``splits`` a pair of them and of the rows received from each rank (an int32 tensor).
@@ -164,7 +207,12 @@ def alltoall(
 def alltoall_async(
     tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> AlltoallHandle:
-    """``alltoall`` that returns a handle at once; its result is always the pair."""
+    """``alltoall`` that returns a handle at once; its result is always the pair.
+
+    Example:
+        >>> handle = hvd.alltoall_async(torch.arange(4), name="rows")
+        >>> received, counts = hvd.synchronize(handle)
+    """
     return AlltoallHandle(arrays.alltoall_async(tensor, splits, name, process_set))
 
 
@@ -182,7 +230,13 @@ def reducescatter(
     postscale_factor: float = 1.0,
     weight: int | None = None,
 ) -> torch.Tensor:
-    """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``."""
+    """Combines a tensor as ``allreduce`` does and leaves each rank its rows; see ``ringtrain.reducescatter``.
+
+    Example:
+        >>> own = hvd.reducescatter(torch.ones(4, 3), name="gradient", op=hvd.Sum)
+        >>> own.shape  # with two ranks
+        torch.Size([2, 3])
+    """
     before = preparing("reducescatter", name, process_set)
     with before:
         check_tensors([tensor])
@@ -205,7 +259,12 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     weight: int | None = None,
 ) -> Handle:
-    """``reducescatter`` that returns a handle at once."""
+    """``reducescatter`` that returns a handle at once.
+
+    Example:
+        >>> handle = hvd.reducescatter_async(x, name="gradient")
+        >>> own_rows = hvd.synchronize(handle)
+    """
     scales = prescale_factor, postscale_factor
     return arrays.reducescatter_async(tensor, name, op, process_set, *scales, weight=weight)
 
@@ -222,6 +281,9 @@ def grouped_reducescatter(
     weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``reducescatter`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> own_x, own_y = hvd.grouped_reducescatter([x, y], name="sums", op=hvd.Sum)
 
     Args:
         tensors: as many on all ranks, each as in ``reducescatter``.
@@ -249,7 +311,12 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     weight: int | None = None,
 ) -> Handle:
-    """``grouped_reducescatter`` that returns one handle at once."""
+    """``grouped_reducescatter`` that returns one handle at once.
+
+    Example:
+        >>> handle = hvd.grouped_reducescatter_async([x, y], name="sums", op=hvd.Sum)
+        >>> own_x, own_y = hvd.synchronize(handle)
+    """
     with preparing("reducescatter", name, process_set):
         tensors = listed(tensors)
     scales = prescale_factor, postscale_factor

@@ -96,7 +96,13 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> Handle | SparseAllreduce:
-    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done."""
+    """``allreduce`` that returns a handle at once; leave the tensor unchanged until it is done.
+
+    Example:
+        >>> handle = hvd.allreduce_async(loss(model(x), y).detach(), name="loss")
+        >>> step(x, y)  # meanwhile
+        >>> mean = hvd.synchronize(handle)
+    """
     with preparing("allreduce", name, process_set):
         op = chosen_op(average, op)
     scales = prescale_factor, postscale_factor
@@ -116,7 +122,11 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> torch.Tensor:
-    """``allreduce`` that puts the result into the tensor, and returns it."""
+    """``allreduce`` that puts the result into the tensor, and returns it.
+
+    Example:
+        >>> hvd.allreduce_(model.weight.data, name="weight")  # now has the average
+    """
     with preparing("allreduce", name, process_set):
         op, view = chosen_op(average, op), writable_memory(tensor)
     scales = prescale_factor, postscale_factor
@@ -135,7 +145,13 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> InPlaceHandle:
-    """``allreduce_`` that returns a handle at once."""
+    """``allreduce_`` that returns a handle at once.
+
+    Example:
+        >>> handles = [hvd.allreduce_async_(each.data, name=name) for name, each in model.named_parameters()]
+        >>> for handle in handles:
+        ...     hvd.synchronize(handle)
+    """
     with preparing("allreduce", name, process_set):
         op, view = chosen_op(average, op), writable_memory(tensor)
     scales = prescale_factor, postscale_factor
@@ -157,6 +173,9 @@ def grouped_allreduce(
     weight: int | None = None,
 ) -> list[torch.Tensor]:
     """``allreduce`` of several tensors as one operation, all or nothing; returns a list in their order.
+
+    Example:
+        >>> weight, bias = hvd.grouped_allreduce([model.weight.data, model.bias.data], name="parameters")
 
     Args:
         tensors: as many on all ranks; their shapes and dtypes may differ from one to the next. The other arguments are those of
@@ -187,7 +206,12 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> Handle:
-    """``grouped_allreduce`` that returns one handle at once."""
+    """``grouped_allreduce`` that returns one handle at once.
+
+    Example:
+        >>> handle = hvd.grouped_allreduce_async([model.weight.data, model.bias.data], name="parameters")
+        >>> weight, bias = hvd.synchronize(handle)
+    """
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
     scales = prescale_factor, postscale_factor
@@ -205,7 +229,11 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> _Tensors:
-    """``grouped_allreduce`` that puts the results into the tensors, and returns them."""
+    """``grouped_allreduce`` that puts the results into the tensors, and returns them.
+
+    Example:
+        >>> hvd.grouped_allreduce_([each.data for each in model.parameters()], name="parameters")  # now have the averages
+    """
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
         views = writable_memories(tensors)
@@ -225,7 +253,12 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     weight: int | None = None,
 ) -> InPlaceHandle:
-    """``grouped_allreduce_`` that returns one handle at once."""
+    """``grouped_allreduce_`` that returns one handle at once.
+
+    Example:
+        >>> handle = hvd.grouped_allreduce_async_([each.data for each in model.parameters()], name="parameters")
+        >>> hvd.synchronize(handle)  # the parameters have the averages
+    """
     with preparing("allreduce", name, process_set):
         tensors, op = listed(tensors), chosen_op(average, op)
         views = writable_memories(tensors)
@@ -239,6 +272,11 @@ def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> SparseAllreduce:
     """Sums or averages sparse COO tensors: each rank sends the entries that it has.
+
+    Example:
+        >>> rows = torch.sparse_coo_tensor([[hvd.rank()]], torch.ones(1, 4), size=(10, 4))
+        >>> handle = hvd.sparse_allreduce_async(rows, name="rows", op=hvd.Sum)
+        >>> of_all = hvd.synchronize(handle)
 
     Args:
         tensor: a sparse COO tensor; its shape and dtype are the same on all ranks.

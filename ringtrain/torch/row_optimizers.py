@@ -11,6 +11,10 @@ from ringtrain.errors import InvalidArgumentError
 class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad that keeps one number for each row: of a table with d columns a d-th of Adagrad's memory.
 
+    Example:
+        >>> table = hvd.ShardedEmbedding(100_000_000, 64)
+        >>> optimizer = hvd.RowWiseAdagrad(table.parameters(), lr=0.05)
+
     The number grows by the mean of the squares of the row's gradient, and divides its step by its root.
 
     Args:

@@ -29,6 +29,10 @@ from ringtrain.torch.tensors import buffer_of, finish, received
 class SyncBatchNorm(_BatchNorm):
     """Batch normalisation with the statistics of all ranks' batches, which may differ in size; one may be empty.
 
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hvd.SyncBatchNorm(8), torch.nn.Linear(8, 1))
+        >>> model(x).mean().backward()
+
     In evaluation, in a world of one and on ranks outside of the process set it is plain batch normalisation.
 
     Args:
@@ -62,6 +66,10 @@ class SyncBatchNorm(_BatchNorm):
         cls, module: torch.nn.Module, process_set: ProcessSet = global_process_set
     ) -> torch.nn.Module:
         """The module with every ``BatchNorm`` in it, of any number of dimensions, replaced by a ``SyncBatchNorm``.
+
+        Example:
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+            >>> model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)
 
         Parameters and buffers stay the same objects, so an optimizer made before still steps them.
         """

@@ -29,6 +29,10 @@ def save_tables(
 ) -> None:
     """Writes the model's sharded embeddings, each rank its rows; no rank gathers a table. All ranks call it.
 
+    Example:
+        >>> model = torch.nn.Sequential(hvd.ShardedEmbedding(100_000_000, 64), torch.nn.Linear(64, 1))
+        >>> hvd.save_tables(".", model)  # of all ranks one folder
+
     What is not sharded is saved as ever, by one rank: ``dense_state_dict``.
 
     Args:
@@ -49,6 +53,11 @@ def load_tables(
     lost_only: bool = False,
 ) -> None:  # fmt: skip
     """Reads what ``save_tables`` has written, with the same or another number of ranks. All ranks call it.
+
+    Example:
+        >>> model = torch.nn.Sequential(hvd.ShardedEmbedding(100_000_000, 64), torch.nn.Linear(64, 1))
+        >>> hvd.save_tables(".", model)
+        >>> hvd.load_tables(".", model)
 
     In an elastic job it asks no other rank, so it may stand before the loop: rows are read where the table is next used, and
     a rank that joins takes over those of the others instead.
@@ -74,6 +83,12 @@ def load_tables(
 def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
     """The weight of a saved table as ``torch.nn.Embedding`` has it, (rows, width); needs no world, and memory for all.
 
+    Example:
+        >>> model = torch.nn.Sequential(hvd.ShardedEmbedding(100_000_000, 64), torch.nn.Linear(64, 1))
+        >>> hvd.save_tables(".", model)
+        >>> hvd.barrier()  # all have written
+        >>> weight = hvd.plain_weight(".", "0")  # the table is named by its place in the model
+
     Args:
         folder: what ``save_tables`` has written.
         name: of the table, as in the model.
@@ -86,6 +101,10 @@ def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
 
 def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
     """``state_dict()`` without what belongs to rows of sharded embeddings: the same on all ranks, for one to save.
+
+    Example:
+        >>> if hvd.rank() == 0:
+        ...     torch.save((hvd.dense_state_dict(model), hvd.dense_state_dict(optimizer)), "dense.pt")
 
     A model loads it with ``strict=False``. Load an optimizer's before ``load_tables``, which sets the rest.
 

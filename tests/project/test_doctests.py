@@ -81,6 +81,7 @@ def loss_of(found, wanted): return tf.reduce_mean((found - wanted) ** 2)
 WRAPPED = "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 # What else a single example needs, by its file and name.
 ALSO = {
+    **{f"_bootstrap/probes.py {name}": NAMES["torch"] for name in ("cuda_built", "nccl_built", "mpi_built", "mpi_enabled")},
     "_runtime/submission.py preparing": "cast, tensor = np.asarray, [1.0, 2.0]",
     "_training/adapter/checks.py check_replicas": NAMES["torch"],
     "_training/adapter/checks.py check_finite": NAMES["torch"],
@@ -96,6 +97,7 @@ state, right, seen = hvd.elastic.State(model, optimizer, sampler=sampler), torch
     "jax/optax_transformation.py DistributedGradientTransformation": """
 state = hvd.DistributedGradientTransformation(optax.adamw(1e-3)).init(parameters)
 """,
+    **{f"embedding/optimizers.py {name}": NAMES["keras"] for name in ("SGD", "Adagrad", "RowWiseAdagrad", "SparseAdam")},
     "keras/elastic/__init__.py module": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat()
@@ -164,7 +166,7 @@ def with_examples() -> dict[str, list[doctest.Example]]:
 EXAMPLES = with_examples()
 HERE = [
     pytest.param(
-        name, marks=pytest.mark.long if name.startswith(("keras", "tensorflow")) else ()
+        name, marks=pytest.mark.long if name.startswith(("keras", "tensorflow", "embedding/optimizers")) else ()
     )  # which take half a minute
     for name in EXAMPLES
     if not name.startswith(tuple(ELSEWHERE))

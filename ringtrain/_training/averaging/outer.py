@@ -13,6 +13,9 @@ from ringtrain.errors import InvalidArgumentError
 class Outer:
     """The outer optimizer of DiLoCo: Nesterov's step on the common copy X, with the average change D as its gradient.
 
+    Example:
+        >>> mode = rt.LocalSteps(every=8, outer=rt.Outer(0.7, 0.9))
+
     ::
 
         D = mean(X - x);  m <- momentum * m + D;  X <- X - rate * (D + momentum * m);  x <- X

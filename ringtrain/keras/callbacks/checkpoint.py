@@ -13,6 +13,11 @@ else:
 class BestModelHooks(_ModelCheckpoint):
     """Saves the model when a metric is the best so far. All ranks pass it; rank 0 writes.
 
+    Example:
+        >>> average = hvd.callbacks.MetricAverageCallback()
+        >>> best = hvd.callbacks.BestModelCheckpoint("loss", filepath="best.keras")
+        >>> model.fit(x, y, epochs=3, callbacks=[average, best])
+
     Put ``MetricAverageCallback`` before it.
 
     Args:

@@ -12,6 +12,11 @@ from ringtrain.errors import InvalidArgumentError
 class ScheduleHooks:
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` from ``start_epoch`` on, before ``end_epoch``.
 
+    Example:
+        >>> rate = 0.1 * hvd.size()
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(rate, multiplier=lambda epoch: 0.1 ** (epoch // 30))
+        >>> model.fit(x, y, epochs=3, callbacks=[decay])
+
     Args:
         initial_lr: the rate that is multiplied; usually already times the number of ranks.
         multiplier: a function of the epoch, or a number, raised to the power of the epochs since ``start_epoch``.
@@ -109,6 +114,9 @@ class ScheduleHooks:
 
 class WarmupHooks(ScheduleHooks):
     """Raises the learning rate from ``initial_lr / size`` to ``initial_lr`` during the first epochs, batch by batch.
+
+    Example:
+        >>> model.fit(x, y, epochs=3, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size(), warmup_epochs=2)])
 
     Args:
         initial_lr: the full rate, already times the number of ranks.

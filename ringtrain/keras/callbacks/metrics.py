@@ -14,6 +14,11 @@ from ringtrain.errors import MismatchError
 class MetricHooks:
     """Averages the metrics of an epoch, validation's included, over the ranks.
 
+    Example:
+        >>> average = hvd.callbacks.MetricAverageCallback()
+        >>> stop = keras.callbacks.EarlyStopping("loss", patience=3)  # behind it: decides alike on all ranks
+        >>> model.fit(x, y, epochs=3, callbacks=[average, stop])
+
     Put it before callbacks that read them (checkpoints, early stopping, plateaus), which then decide alike everywhere.
     Ranks count alike unless they say how many samples stand behind their numbers: where shares are not equally large,
     that makes means over all samples of metrics that are means over a rank's own, such as the losses.

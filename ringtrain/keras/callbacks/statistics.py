@@ -11,6 +11,9 @@ MOVING_STATISTICS = ("moving_mean", "moving_variance")
 class StatisticsHooks:
     """Averages the moving statistics of BatchNormalization over the ranks before evaluation and before files are saved.
 
+    Example:
+        >>> model.fit(x, y, epochs=3, callbacks=[hvd.callbacks.MovingStatisticsAverageCallback()])
+
     Without it each rank evaluates with the statistics of its own data, and a file has those of the rank that wrote it.
     Put it before callbacks that save.
 

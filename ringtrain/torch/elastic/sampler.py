@@ -26,6 +26,10 @@ class Follower(Protocol):
 class ElasticSampler(torch.utils.data.Sampler[int]):
     """This rank's indices of what is left of an epoch, for ``DataLoader(dataset, batch_size, sampler=sampler)``.
 
+    Example:
+        >>> sampler = hvd.elastic.ElasticSampler(dataset)
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=16, sampler=sampler)
+
     Progress is one number for all ranks: the samples that all of them have processed. After a change of the world what is
     left is dealt anew, with a few samples twice where it cannot be divided evenly.
 
