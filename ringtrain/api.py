@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 
 def build_info() -> str:
-    """Version, compiler and processor kernels of this installation, in one line."""
+    """Version, compiler and processor kernels of this installation, in one line.
+
+    Example:
+        >>> print(rt.build_info())
+    """
     return _native.build_info()
 
 

@@ -6,7 +6,7 @@
     ```
 
 What another module has under the same name, and shows on its own page, becomes a link there. Constants have no docstring: their
-text follows the name. ``gaps`` names what the pages and the docstrings lack; the site is not built while there is any.
+text follows the name. ``gaps`` names what the pages and the docstrings lack, examples among it; the site is not built while there is any.
 
 With the tag "quick" the names alone are shown, and no module is imported.
 """
@@ -107,6 +107,8 @@ def gaps_of(module: str) -> Iterator[str]:
                 yield f"{name}: a constant needs a text behind its name"
         elif homes(module)[id(value)] == (module, name):
             yield from (f"{name}: {lack}" for lack in lacks(value, found))
+            if not has_example(value):
+                yield f"{name}: its docstring has no example"
 
 
 def lacks(value: Any, module: Any = None) -> list[str]:
@@ -135,6 +137,11 @@ def lacks(value: Any, module: Any = None) -> list[str]:
     ):
         found.append("its docstring does not say what it returns")
     return found
+
+
+def has_example(value: Any) -> bool:
+    """Whether the docstring of a class or a function has one, or there is no use for one, as of an error."""
+    return ">>>" in (inspect.getdoc(value) or "") or (inspect.isclass(value) and issubclass(value, BaseException))
 
 
 def _is_sentence(text: str) -> bool:

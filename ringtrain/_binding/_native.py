@@ -136,9 +136,5 @@ def table(name: str) -> list[list[str]]:
 
 
 def build_info() -> str:
-    """Version, compiler, processor kernels in use and ABI version of the native library, in one line.
-
-    Example:
-        >>> print(rt.build_info())
-    """
+    """Version, compiler, processor kernels in use and ABI version of the native library, in one line."""
     return f"{ffi.string(lib.rt_build_info()).decode()}, ABI {lib.rt_abi_version()}"

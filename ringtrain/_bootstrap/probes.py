@@ -45,6 +45,9 @@ def mpi_enabled() -> bool:
 def mpi_threads_supported() -> bool:
     """Whether MPI may be called from several threads: always, since ``init`` refuses less.
 
+    Example:
+        >>> may_call_mpi_anywhere = hvd.mpi_enabled() and hvd.mpi_threads_supported()
+
     Raises:
         InvalidArgumentError: this process does not use MPI.
     """
@@ -97,6 +100,10 @@ def cuda_built(verbose: bool = False) -> bool:
 def rocm_built(verbose: bool = False) -> bool:
     """Whether tensors in ROCm memory travel without a copy to the host.
 
+    Example:
+        >>> hvd.rocm_built()
+        False
+
     Args:
         verbose: accepted for Horovod's sake.
     """
@@ -106,6 +113,10 @@ def rocm_built(verbose: bool = False) -> bool:
 def gloo_built(verbose: bool = False) -> bool:
     """Whether ranks can be connected without an MPI: always, by TCP.
 
+    Example:
+        >>> hvd.gloo_built()
+        True
+
     Args:
         verbose: accepted for Horovod's sake.
     """
@@ -113,12 +124,20 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def gloo_enabled() -> bool:
-    """Whether this process's world does without an MPI, and so the opposite of `mpi_enabled`; False before ``init``."""
+    """Whether this process's world does without an MPI, and so the opposite of `mpi_enabled`; False before ``init``.
+
+    Example:
+        >>> carrier = "TCP and shared memory" if hvd.gloo_enabled() else "MPI"
+    """
     return contexts.is_initialized() and not contexts.current().over_mpi
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """False: ringtrain has no use for oneCCL.
+
+    Example:
+        >>> hvd.ccl_built()
+        False
 
     Args:
         verbose: accepted for Horovod's sake.
@@ -128,6 +147,10 @@ def ccl_built(verbose: bool = False) -> bool:
 
 def ddl_built(verbose: bool = False) -> bool:
     """False: ringtrain has no use for IBM's DDL.
+
+    Example:
+        >>> hvd.ddl_built()
+        False
 
     Args:
         verbose: accepted for Horovod's sake.

@@ -179,7 +179,13 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the world. Pending and later operations of the other ranks fail. ``init`` may be called again; MPI goes on."""
+    """Leaves the world. Pending and later operations of the other ranks fail. ``init`` may be called again; MPI goes on.
+
+    Example:
+        >>> rt.init()
+        >>> mean = rt.allreduce(array, name="last")
+        >>> rt.shutdown()
+    """
     _leave()
 
 

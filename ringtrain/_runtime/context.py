@@ -486,6 +486,10 @@ _default: Context | None = None
 def current() -> Context:
     """The context of this thread: that of its ``testing.World``, else the one that ``init`` opened.
 
+    Example:
+        >>> context = rt.current()
+        >>> print(f"rank {context.rank} of {context.size}")
+
     Raises:
         NotInitializedError: there is none.
     """

@@ -35,6 +35,9 @@ _cache = functools.cache  # private in Horovod too, and imported by programs all
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) -> None:
     """Returns at once: the one native library serves every framework, and was loaded when ringtrain was imported.
 
+    Example:
+        >>> hvd.check_extension("ringtrain.torch", "HOROVOD_WITH_PYTORCH", __name__)
+
     Args:
         ext_name, ext_env_var, pkg_path, args: accepted for Horovod's sake.
     """
@@ -51,6 +54,9 @@ def check_installed_version(name: str, version: str, exception: Exception | None
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether tensors on a GPU can be sent; the same for every framework.
+
+    Example:
+        >>> device = "cuda" if hvd.gpu_available("torch") else "cpu"
 
     Args:
         ext_base_name, verbose: accepted for Horovod's sake.

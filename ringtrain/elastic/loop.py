@@ -41,6 +41,13 @@ def run_fn(
 ) -> Callable[..., Any]:
     """``run`` with another way to the next world: ``reset()`` leaves this one and joins the next.
 
+    Example:
+        >>> def reset():
+        ...     rt.shutdown()
+        ...     rt.init()
+        >>> train = rt.elastic.run_fn(train_on, reset)
+        >>> train(rt.elastic.ObjectState(epoch=0))
+
     Args:
         func: as for ``run``.
         reset: leaves this world and joins the next.

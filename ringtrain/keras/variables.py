@@ -58,6 +58,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
 def broadcast_global_variables(root_rank: int) -> None:
     """Horovod's call for graphs of TensorFlow 1, which raises ``UnsupportedError``: Keras 3 has no global variables.
 
+    Example:
+        >>> hvd.broadcast_variables(model.variables, root_rank=0)  # in its place
+
     Args:
         root_rank: of no effect. Use ``broadcast_variables``.
     """

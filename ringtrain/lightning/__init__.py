@@ -28,6 +28,9 @@ _made: dict[str, Classes] = {}
 def classes_for(package: str) -> Classes:
     """The strategies and the environment for Lightning's package of this name, registered there as "ringtrain".
 
+    Example:
+        >>> strategy, strategy_of_fabric, environment = classes_for("lightning")
+
     Args:
         package: ``"lightning"`` or ``"pytorch_lightning"``.
     """

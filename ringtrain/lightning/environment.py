@@ -16,7 +16,11 @@ _BY_DEFAULT = 1  # what Trainer makes of devices="auto" on a CPU
 
 
 class Place:
-    """Of ranks that were started from outside. The first question opens the world."""
+    """Of ranks that were started from outside. The first question opens the world.
+
+    Example:
+        >>> strategy = RingtrainStrategy(cluster_environment=RingtrainEnvironment())  # as it is without the argument
+    """
 
     creates_processes_externally = True
     _address: tuple[str, int] | None = None

@@ -53,6 +53,13 @@ _OUR_NODES = "Ringtrain"  # in the text of an error that one of our operations h
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """``ringtrain.elastic.run`` for functions that use TensorFlow, whose errors it understands.
 
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     for state.epoch in range(state.epoch, 3):
+        ...         state.commit()
+        >>> train(hvd.elastic.TensorFlowState(model.variables, epoch=0))
+
     A world's end meets a graph, or an eager operation, as ``tf.errors.UnknownError``. Those of the script's own, such as
     an exception in a ``tf.py_function``, leave the function.
 

@@ -52,6 +52,13 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """In a graph of TensorFlow 1: gives all global variables the root's values.
 
+    Example:
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     weights = tf.compat.v1.get_variable("weights", shape=[3])
+        ...     give = hvd.broadcast_global_variables(0)
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(give)
+
     Args:
         root_rank: global rank of the root.
 
@@ -67,6 +74,13 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives all ranks the root's global variables when a session of TensorFlow 1 is made.
+
+    Example:
+        >>> with tf.Graph().as_default():
+        ...     weights = tf.compat.v1.get_variable("weights", shape=[3])
+        ...     hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        ...     with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        ...         values = session.run(weights)
 
     Args:
         root_rank: global rank of the root.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 # Programs that make what the examples of a folder name; "" are those of NumPy.
 NAMES = {
     "": """
-import numpy as np, ringtrain as rt, ringtrain.elastic
+import numpy as np, ringtrain as rt, ringtrain.elastic, ringtrain.torch as hvd
 array = loss = np.ones(3)
 weights, bias, x = np.zeros(3), np.zeros(1), np.ones((64, 3))
 batches = [(x[:8], x[:8, 0])] * 4
@@ -81,7 +81,7 @@ def loss_of(found, wanted): return tf.reduce_mean((found - wanted) ** 2)
 WRAPPED = "optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())"
 # What else a single example needs, by its file and name.
 ALSO = {
-    **{f"_bootstrap/probes.py {name}": NAMES["torch"] for name in ("cuda_built", "nccl_built", "mpi_built", "mpi_enabled")},
+    **{f"common/util.py {name}": NAMES["torch"] for name in ("check_extension", "gpu_available")},
     "_runtime/submission.py preparing": "cast, tensor = np.asarray, [1.0, 2.0]",
     "_training/adapter/checks.py check_replicas": NAMES["torch"],
     "_training/adapter/checks.py check_finite": NAMES["torch"],
@@ -134,7 +134,8 @@ SMALLER = {
     "< 1000": "< 20",
 }
 ALONE = [  # in a world of one rank, as their results show
-    "_bootstrap/start.py init", "_runtime/flights.py flight_record", "_runtime/operations.py allreduce", "jax/operations.py allreduce",
+    "_bootstrap/start.py init", "_bootstrap/start.py shutdown", "_runtime/flights.py flight_record",
+    "_runtime/operations.py allreduce", "jax/operations.py allreduce",
 ]  # fmt: skip
 MAKES_ITS_WORLD = ["testing.py World"]
 ELSEWHERE = {  # what needs processes, a trainer or root is run by other tests

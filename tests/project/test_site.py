@@ -100,6 +100,8 @@ def test_what_a_docstring_lacks_is_named() -> None:
         "has no sentence", "does not explain the argument tensor", "does not say what it returns"
     ]  # fmt: skip
     assert len(public.lacks(at_once)) == 3  # where nothing is found under that name
+    whole.__doc__ += "\n    >>> whole(1)\n"
+    assert public.has_example(whole) and not public.has_example(at_once) and public.has_example(ValueError)
 
 
 def test_a_name_that_only_a_page_or_only_a_module_has_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

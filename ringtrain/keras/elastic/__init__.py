@@ -59,6 +59,13 @@ class Elastic(ElasticHooks, keras.callbacks.Callback):
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """``ringtrain.elastic.run``, which also understands the errors of the framework under Keras.
 
+    Example:
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     update_epoch = hvd.elastic.UpdateEpochStateCallback(state)
+        ...     model.fit(x, y, initial_epoch=state.epoch, epochs=3, callbacks=[update_epoch])
+        >>> train(hvd.elastic.KerasState(model, epoch=0))
+
     Args:
         func: takes the state and further arguments.
     """

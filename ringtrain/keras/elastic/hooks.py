@@ -20,6 +20,10 @@ END_OF_EPOCH = _EndOfEpoch()
 class CommitHooks:
     """Commits the state after so many batches, and at the end of each epoch; all ranks pass it.
 
+    Example:
+        >>> state = hvd.elastic.KerasState(model)
+        >>> model.fit(x, y, callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=10)])
+
     Args:
         state: of ``elastic.run``.
         batches_per_commit: a failure costs fewer batches than this, and those of validation; each commit copies the state.
@@ -85,6 +89,11 @@ class CommitHooks:
 
 class UpdateBatchHooks:
     """Keeps ``state.batch``: how many batches of the epoch are done. The first epoch of ``fit`` is shortened by them.
+
+    Example:
+        >>> state = hvd.elastic.KerasState(model, batch=0)
+        >>> callbacks = [hvd.elastic.UpdateBatchStateCallback(state), hvd.elastic.CommitStateCallback(state)]
+        >>> model.fit(x, y, callbacks=callbacks)
 
     It is shortened where ``fit`` knows its number of steps; one batch at least is done. The batches are the first ones of
     the data again, so data are to be shuffled, or taken from where ``state.batch`` says.

@@ -35,6 +35,9 @@ class Elastic(ElasticHooks, tf.keras.callbacks.Callback):
 class TensorFlowKerasState(KerasState):
     """``KerasState`` by the name that it has in ``ringtrain.tensorflow.elastic``.
 
+    Example:
+        >>> state = hvd.elastic.TensorFlowKerasState(model, epoch=0)
+
     Args:
         model: as for ``KerasState``.
         optimizer: as for ``KerasState``.
