@@ -63,10 +63,22 @@ class Bucketing:
         if self._steps is not None:
             self._steps.begin(sum(len(group.members) for group in self.given))
 
-    def end(self) -> None:
-        """Keeps the given groups from now on; between two steps."""
-        self._travel_in(list(self.given))
-        self._steps = None
+    def keep_apart(self, growth: Growth) -> None:
+        """From now on gradients have no memory in common; between two steps.
+
+        Args:
+            growth: what becomes of the groups instead, unless they stay.
+        """
+        if self._growth is Growth.BUCKETS:
+            self._growth = growth
+            self._steps = None if growth is Growth.NONE else SteadySteps()
+        self.restart()
+
+    def rename(self) -> None:
+        """Names groups after their first member again, which has another name now."""
+        for group in self.groups:
+            if group.bucket is None and group not in self.given:
+                group.name = _name_of(group.members)
 
     def note(self, agreed: bytes, closes: bool) -> None:
         """Notes what a round has reduced, as a code for each member, and whether the step is closed by that."""
@@ -111,7 +123,11 @@ def in_groups(groups: Sequence[Group], kinds: bytes, _: str = "") -> Iterator[Gr
         if given is not None:
             yield given
         elif members is not None:
-            yield Group(f"{members[0].name} and {len(members) - 1} more", members)
+            yield Group(_name_of(members), members)
+
+
+def _name_of(members: Sequence[Member]) -> str:
+    return f"{members[0].name} and {len(members) - 1} more"
 
 
 def _assigned(

@@ -122,7 +122,7 @@ class Exchange:
     # ---- steps that survive a change of the world ----
 
     def keep_inputs_for(self, guard: StepGuard, one_by_one: OneByOne | None = None) -> None:
-        """From now on results are held beside the gradients until the guard releases them; there are no buckets.
+        """From now on results are held beside the gradients until the guard releases them, each in memory of its own.
 
         Args:
             guard: which releases one round after the other.
@@ -131,7 +131,7 @@ class Exchange:
         self.rounds.guard = guard
         self._one_by_one = one_by_one
         self._bursts.keeps_inputs, self._bursts.weight = True, guard.weight
-        self._bucketing.end()
+        self._bucketing.keep_apart(growth_of_groups(self.settings, makes_buckets=False))
 
     def is_kept_for(self, guard: StepGuard) -> bool:
         """Whether that guard is the one which releases the rounds."""
@@ -286,6 +286,7 @@ class Exchange:
     def note_between_steps(self) -> None:
         """All ranks are between two steps here, those that have joined too, and none has sent anything in the next one."""
         self.step.note_end()
+        self._bucketing.restart()  # who has joined has not seen the steps of the others
 
     def discard(self) -> None:
         """Gives the step up: without a word, unless it came to no end and others may have sent something in it."""

@@ -53,6 +53,7 @@ class Members:
             member.name = self.name_of(member.parameter)
         for number, group in enumerate(self._bucketing.given):
             group.name = self._group_name(number, [member.parameter for member in group.members])
+        self._bucketing.rename()
 
     def add_names(self, names: Mapping[torch.Tensor, str]) -> None:
         """Names parameters, those of this optimizer or others that may be added later; the first name stays."""
