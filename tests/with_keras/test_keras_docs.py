@@ -1,4 +1,6 @@
-"""The programs of docs/keras.md run on two ranks, on each backend; those of docs/migrate-from-tf-strategies.md as in one process."""
+"""The programs of docs/keras.md run on two ranks, on each backend; those of docs/migrate-from-tf-strategies.md as in one process;
+those of Keras in docs/elastic-frameworks.md without an elastic job.
+"""
 
 import os
 import subprocess
@@ -8,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_docs import blocks, run_on_two_ranks, versions
+from test_doctests import NAMES
+
+from ringtrain.errors import InvalidArgumentError
 
 PAGE = "migrate-from-tf-strategies.md"
 
@@ -64,6 +69,59 @@ def test_keras_equals_one_process():
     ):
         np.testing.assert_array_equal(mine, theirs)
         assert abs(mine - begun).max() > 1e-3
+
+
+ELASTIC_PAGE = "elastic-frameworks.md"
+GIVEN = f"""{NAMES["keras"]}
+x_test, y_test = x[:50], y[:50]
+model.run_eagerly = True  # in a graph threads of TensorFlow, which are no ranks, call
+"""
+
+
+def run_elastic(*programs, epochs=2):
+    """Programs of the page in a job that is not elastic, on ranks that are threads, for fewer epochs."""
+    whole = "\n".join(programs).replace("epochs=90", f"epochs={epochs}").replace('"mse")', '"mse", run_eagerly=True)')
+    first, second = run_on_two_ranks(GIVEN, whole, page=ELASTIC_PAGE)
+    for mine, theirs in zip(first["model"].get_weights(), second["model"].get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    return first["model"].history
+
+
+def test_elastic_fits():
+    """As the page has them: with data of each rank, and with those of a sampler."""
+    plain, *_, with_sampler, _, _ = blocks(ELASTIC_PAGE, "python")
+    assert run_elastic(plain).epoch == run_elastic(with_sampler).epoch == [0, 1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_an_elastic_fit_with_a_validation(tmp_path):
+    """In processes: a sampler of no state is asked by a thread of TensorFlow, which is no rank."""
+    *_, with_sampler, with_validation, _ = blocks(ELASTIC_PAGE, "python")
+    program = with_sampler.partition("model.fit(")[0] + with_validation.replace("epochs=90", "epochs=2")
+    ends = "\nassert model.history.epoch == [0, 1] and len(model.history.history['val_loss']) == 2\n"
+    (tmp_path / "train.py").write_text(f"{GIVEN}hvd.init()\n{program}{ends}")
+    command = ["-m", "ringtrain.launch", "--elastic", "-np", "2", sys.executable, str(tmp_path / "train.py")]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_elastic_fit_that_begins_anew(tmp_path):
+    program = blocks(ELASTIC_PAGE, "python")[-1].replace("/shared/checkpoints", str(tmp_path))
+    assert run_elastic(program).epoch == [0, 1]
+    assert run_elastic(program, epochs=3).epoch == [2]
+
+
+def test_an_epoch_that_was_asked_for_before_resume_is_refused(tmp_path):
+    program = blocks(ELASTIC_PAGE, "python")[-1].replace("/shared/checkpoints", str(tmp_path))
+    run_elastic(program)
+    early = program.replace("elastic.resume(", "first = elastic.epoch\nelastic.resume(")
+    early = early.replace("=elastic.epoch", "=first")
+    with pytest.raises(InvalidArgumentError, match="initial_epoch must be that of the state, 2, but is 0"):
+        run_elastic(early, epochs=3)
 
 
 KERAS_PAGE = "keras.md"
