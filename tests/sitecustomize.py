@@ -7,15 +7,21 @@ no test uses: half of its 5 s of a core, in each of hundreds of processes. Here 
 the packages, which TensorFlow and Keras allow for. All other code finds them.
 
 The first optimizer of PyTorch imports its compiler, 4 s of a core, to keep it out of a few functions. Here these run as they are
-while nobody has imported the compiler.
+while nobody has imported the compiler. Keras on PyTorch imports it for the same reason, and is given what stays out of it, too.
+
+Keras on PyTorch and JAX imports TensorFlow, 4 s of a core, to ask whether what it writes into a file is a type of TensorFlow's.
+There this import fails, unless the program has imported TensorFlow itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +32,8 @@ SPARED = {
     "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
     "scipy": ("tensorflow.python.keras.",),
 }
+if os.environ.get("KERAS_BACKEND") in ("jax", "torch"):
+    SPARED["tensorflow"] = ("keras.src.utils.module_utils",)
 
 
 class Spared:
@@ -38,10 +46,15 @@ class Spared:
 
 
 class Patched:
-    """A finder of one module, and its loader, that has it changed once it has been executed."""
+    """A finder of one module, and its loader, that has it changed once it has been executed, or is around its execution."""
 
-    def __init__(self, name: str, change: Callable[[ModuleType], None]):
-        self._name, self._change = name, change
+    def __init__(
+        self,
+        name: str,
+        change: Callable[[ModuleType], None] = lambda module: None,
+        around: Callable[[], AbstractContextManager] = contextlib.nullcontext,
+    ):
+        self._name, self._change, self._around = name, change, around
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         if name != self._name:
@@ -50,7 +63,13 @@ class Patched:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (execute(module), self._change(module))  # type: ignore[method-assign]
+
+            def execute_and_change(module: ModuleType) -> None:
+                with self._around():
+                    execute(module)
+                self._change(module)
+
+            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
         return spec
 
 
@@ -80,6 +99,21 @@ def step_without_breaks(module: ModuleType) -> None:
     module._use_grad_for_differentiable = _use_grad_for_differentiable
 
 
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """What imports ``torch._dynamo`` meanwhile, to call its ``disable()``, gets that of ``torch._compile``."""
+    name = "torch._dynamo"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].disable = importlib.import_module("torch._compile")._disable_dynamo  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
 def _until_compiled(plain: Callable, whole: Callable) -> Callable:
     """One of two forms of a function: the plain one while nobody has imported the compiler."""
 
@@ -93,7 +127,12 @@ def _until_compiled(plain: Callable, whole: Callable) -> Callable:
 def importer() -> str:
     """The name of the module whose import statement is being executed."""
     frame = sys._getframe(1)
-    while frame and frame.f_globals.get("__name__") in (__name__, "importlib._bootstrap", "_frozen_importlib"):
+    while frame and frame.f_globals.get("__name__") in (
+        __name__,
+        "importlib",
+        "importlib._bootstrap",
+        "_frozen_importlib",
+    ):
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame else ""
 
@@ -102,4 +141,5 @@ sys.meta_path[:0] = [
     Spared,
     Patched("torch._compile", disable_later),
     Patched("torch.optim.optimizer", step_without_breaks),
+    *(Patched(f"keras.src.backend.torch.{each}", around=without_compiler) for each in ("image", "random")),
 ]

@@ -50,10 +50,24 @@ for _ in range(3):
 print(sorted(counters["graph_break"].values()), sorted(counters["stats"].items()), model.weight.tolist())
 """
 
+KERAS_ON_PYTORCH = """
+import keras, sys
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+x = keras.random.normal((8, 3), seed=1)
+model.fit(x, x[:, :2], batch_size=4, verbose=0)
+model.save("model.keras")
+assert keras.models.load_model("model.keras").count_params() == 8
+print([name for name in ("torch._dynamo", "tensorflow") if name in sys.modules])
+import tensorflow, torch._dynamo
+assert callable(torch._dynamo.optimize) and tensorflow.constant(1)
+"""
 
-def said(program: str, **variables: str) -> str:
+
+def said(program: str, folder: Path | None = None, **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **variables}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -64,6 +78,12 @@ def test_tensorflow_imports_nothing_that_is_spared_and_others_do():
 
 def test_an_optimizer_of_pytorch_steps_without_the_compiler():
     assert said(PYTORCH) == "False\n"
+
+
+@pytest.mark.long
+def test_keras_on_pytorch_saves_and_draws_without_the_compiler_and_tensorflow(tmp_path: Path):
+    """And finds both where it imports them."""
+    assert said(KERAS_ON_PYTORCH, tmp_path, KERAS_BACKEND="torch") == "[]\n"
 
 
 @pytest.mark.long
