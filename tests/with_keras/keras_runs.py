@@ -95,9 +95,13 @@ def distributed_runs(
 
 
 def oracle_run(make_optimizer: Callable[[], Any], gradient_factor: float = 1.0) -> Trained:
-    """Trains plain Keras on the global batches; the gradients can be multiplied, for sums."""
+    """Trains plain Keras on the global batches; the gradients can be multiplied, for sums.
+
+    On TensorFlow without a graph, whatever the ranks do: tracing one takes longer than these steps.
+    """
     model = dense_model(seed=0)
-    model.compile(make_optimizer(), "mse", metrics=["mae"], loss_weights=[gradient_factor], jit_compile=False)
+    how = {"run_eagerly": True} if keras.backend.backend() == "tensorflow" else {"jit_compile": False}
+    model.compile(make_optimizer(), "mse", metrics=["mae"], loss_weights=[gradient_factor], **how)
     model.optimizer.build(model.trainable_variables)  # ScheduleFreeAdamW copies weights when built
     return fit(model, 0, 1)
 
