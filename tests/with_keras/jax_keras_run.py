@@ -17,9 +17,6 @@ from ringtrain._training.needs import NEEDS, TRAITS
 from ringtrain.errors import RingtrainError
 from ringtrain.testing import World
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "project"))
-from test_docs import blocks, run_on_two_ranks
-
 # Ranks in one process share XLA's threads, and a program that waits for another rank holds one: each rank runs its own.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 assert keras.backend.backend() == "jax"
@@ -42,14 +39,14 @@ def check_fit():
     """Ranks equal one process with the batches of all, in programs and without."""
     for size, make, factor, compiling, settings in [
         (2, lambda: keras.optimizers.Adam(0.02, global_clipnorm=0.5), 1, {}, {}),
-        (2, lambda: keras.optimizers.AdamW(0.02), 1, {}, {**AVERAGE, "compression": hvd.Compression.bf16}),
+        (2, lambda: keras.optimizers.AdamW(0.02, global_clipnorm=0.5), 1, {}, {**AVERAGE, "compression": hvd.Compression.bf16}),
         (2, lambda: keras.optimizers.SGD(0.05, momentum=0.9), 1, EAGER, {}),
         (3, lambda: keras.optimizers.SGD(0.05, momentum=0.9), 3, {}, {"op": rt.Sum, "groups": 2}),
         (2, lambda: keras.optimizers.SGD(0.05), 1, {}, {"gradient_predivide_factor": 4.0}),
         (2, lambda: keras.optimizers.SGD(0.05, momentum=0.9), 2, EAGER, {"backward_passes_per_step": 2}),
         (2, lambda: keras.optimizers.Adam(0.02), 1, {"steps_per_execution": 4}, AVERAGE),
         (2, lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)), 1, {}, {}),
-    ][: None if ALL else 2]:  # fmt: skip
+    ][slice(None) if ALL else slice(1, 2)]:  # fmt: skip
         ranks = runs.distributed_runs(size, make, compiling, **settings)
         runs.assert_same_bits(ranks)
         runs.assert_close(ranks[0], runs.oracle_run(make, factor), 2e-5, 5e-6)
@@ -99,7 +96,7 @@ def check_loop():
     def make():
         return keras.optimizers.SGD(0.05, momentum=0.9)
 
-    for passes, clips in ((1, False), (3, False), (1, True)):
+    for passes, clips in ((3, False), (1, True), *([(1, False)] if ALL else [])):
         with World(2) as world:
             one, other = world.run(trains, make, passes, True, clips)
         for mine, theirs, alone in zip(one, other, trains(0, make, 1, False, clips), strict=True):
@@ -428,6 +425,9 @@ def check_pairs():
 
 def check_page():
     """The loop of docs/jax.md."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "project"))
+    from test_docs import blocks, run_on_two_ranks  # which imports PyTorch
+
     ranks = run_on_two_ranks(blocks("jax.md", "python")[1], page="jax.md")
     for mine, theirs in zip(*(each["model"].get_weights() for each in ranks), strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -92,12 +92,12 @@ def plainly_normalizing_model_of(seed):
     return normalizing_model_of(seed, tf_keras.layers.BatchNormalization)
 
 
-def overflow(rank, outside, passes, make):
+def overflow(rank, outside, passes, make, eager):
     model = model_of(rank, "mixed_float16")
     optimizer = make(0.05)
     if not outside:  # else compile() puts it around the distributed optimizer
         optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=64.0)
-    model.compile(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes), "mse")
+    model.compile(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes), "mse", run_eagerly=eager)
     x = X.copy()
     if rank == 1:
         x[6:9] = 1e38
@@ -262,10 +262,10 @@ def clips_what_it_computes(rank, make, eager, skips):
     return found.numpy().tolist(), weights.numpy().tolist()
 
 
-def follows_a_schedule(rank, make):
+def follows_a_schedule(rank, make, eager):
     """The rates of epochs that warm up and then fall, and what is trained with them."""
     model = model_of(rank)
-    model.compile(hvd.DistributedOptimizer(make(0.04, momentum=0.9)), "mse")
+    model.compile(hvd.DistributedOptimizer(make(0.04, momentum=0.9)), "mse", run_eagerly=eager)
     rates = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.LearningRateWarmupCallback(0.04, warmup_epochs=2),
@@ -368,8 +368,10 @@ def check_fit(world):
 
 
 def check_steps(world, make):
-    for outside, passes in ((False, 1), (True, 1), (False, 2)):
-        (weights, scale), (others, other_scale) = world.run(overflow, outside, passes, make)
+    """Of present optimizers, what has the same path in a graph of its own above runs without one: a graph takes long to trace."""
+    is_older = make is older.SGD
+    for outside, passes, eager in ((False, 1, False), (True, 1, not is_older), (False, 2, not is_older)):
+        (weights, scale), (others, other_scale) = world.run(overflow, outside, passes, make, eager)
         assert scale == other_scale
         same([weights, others])
     one, other = world.run(synchronizes, make)
@@ -379,20 +381,21 @@ def check_steps(world, make):
     for eager in (False, True):
         assert world.run(skips_together, make) == [(1.0, 1.0, 2.0)] * 2
         assert world.run(keeps_local, make, eager) == [[-3.0, -1.0, -1.0, -2.0], [-3.0, -2.0, -2.0, -4.0]]
-        for scaled in (False, True):
+        for scaled in (False, True) if eager or is_older else (True,):
             assert world.run(lacks_gradients, make, scaled, eager) == [[-3.0, -3.0, -3.0, 1.0]] * 2
 
 
 def check_computed_gradients(world):
-    for make, eager, skips in itertools.product((current.SGD, older.SGD), (True, False), (True, False)):
+    graphs = [(current.SGD, False, True), (older.SGD, False, False)]
+    for make, eager, skips in [*itertools.product((current.SGD, older.SGD), (True,), (True, False)), *graphs]:
         for found, weights in world.run(clips_what_it_computes, make, eager, skips):
             assert found == [3.0, 4.0] and np.allclose(weights, [-0.6 - 3.0, -0.8 - 4.0]), (make, eager, skips, weights)
 
 
 def check_schedules(world):
-    """Older optimizers follow them as the present ones do."""
-    (rates, expected), _ = world.run(follows_a_schedule, current.SGD)
-    for found, weights in world.run(follows_a_schedule, older.SGD):
+    """Older optimizers follow them in a graph as the present ones do without."""
+    (rates, expected), _ = world.run(follows_a_schedule, current.SGD, True)
+    for found, weights in world.run(follows_a_schedule, older.SGD, False):
         assert np.allclose(found, rates) and np.allclose(rates, [0.03, 0.04, 0.04, 0.004]), (found, rates)
         for one, other in zip(weights, expected, strict=True):
             assert np.allclose(one, other, rtol=1e-5, atol=1e-7)

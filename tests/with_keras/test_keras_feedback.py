@@ -44,7 +44,9 @@ def train(rank: int, graph: bool, steps: list[int], overflows: dict[int, int]) -
 def test_an_update_that_is_skipped_leaves_no_trace(graph):
     """Its bits are those of a run without that batch, whichever rank the overflow was on."""
     with World(3, "2+1") as world:
-        for overflows in ({0: 2}, {2: 1, 3: 0}, {5: 1}):
+        for overflows in (
+            [{0: 2, 3: 0, 5: 1}] if graph else ({0: 2}, {2: 1, 3: 0}, {5: 1})
+        ):  # a graph takes long to trace
             skipped = world.run(train, graph, list(range(STEPS)), overflows)
             assert len(set(skipped)) == 1
             left = [step for step in range(STEPS) if step not in overflows]
