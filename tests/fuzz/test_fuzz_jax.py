@@ -21,7 +21,7 @@ from ringtrain.jax.accumulation import Accumulation
 
 pytestmark = [pytest.mark.timeout(600)]
 
-SEEDS, LONG_SEEDS = 12, 3000
+SEEDS, LONG_SEEDS = 9, 3000
 
 
 @pytest.fixture(autouse=True, scope="module")

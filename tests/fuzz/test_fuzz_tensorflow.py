@@ -17,7 +17,7 @@ from ringtrain.tensorflow import gradients
 
 pytestmark = [pytest.mark.timeout(600)]
 
-SEEDS, LONG_SEEDS = 100, 5000
+SEEDS, LONG_SEEDS = 60, 5000
 
 
 def test_scripts_end_as_in_one_process() -> None:
