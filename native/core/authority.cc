@@ -12,6 +12,7 @@ constexpr Nanoseconds kSlack = 2 * kSecond;
 // For a rank that others do not hear: it lives if it can tell the launcher by then.
 constexpr Nanoseconds kSuspectsPatience = kSecond;
 constexpr char kUnheard[] = "other ranks, which are more, do not hear it. Look at the network between the hosts.";
+constexpr int kMostFailuresAtStart = 3;
 constexpr int kMostLeftOut = 3;  // worlds, of a rank that joins; the next one has the time of any other
 
 ControlFrame Of(ControlType type) {
@@ -254,6 +255,23 @@ void Authority::Dead(Nanoseconds now, const ControlFrame& frame, AuthorityAction
   if (told && !expected)
     actions->push_back(authority_action::Say{Name(frame.process) + " " + EndText(frame.exit_code) + "."});
   if (known) Lose(now, frame.process.uid, actions);
+  if (!expected && frame.exit_code > 0 && (known || !begun_)) ++failures_[{frame.process.host, frame.process.slot}];
+  GiveUpTheStart(actions);
+}
+
+// A script that raises before anybody has state would raise again, for as long as the job may wait for its ranks.
+bool Authority::GiveUpTheStart(AuthorityActions* actions) {
+  if (begun_ || ending_ || phase_ == Phase::kEnded) return false;
+  for (const auto& [place, failures] : failures_) {
+    if (failures < kMostFailuresAtStart) continue;
+    const Process there = {{}, place.first, place.second, ""};
+    End(false,
+        Name(there) + " has ended with an error " + std::to_string(failures) +
+            " times before the training began; its own words are above.",
+        actions);
+    return true;
+  }
+  return false;
 }
 
 // A world that has lost a rank cannot go on, nor one that forms.
@@ -660,6 +678,8 @@ void Authority::FormNext(Nanoseconds now, AuthorityActions* actions) {
   GiveUpJoiners(now, actions);
   Uids voters = Voters(), newcomers = ending_ ? Uids() : Newcomers();
   if (begun_ && voters.empty() && AnyOfTheFirst()) begun_ = false;  // nobody has got the state that the first gives
+  if (!voters.empty()) failures_.clear();
+  if (GiveUpTheStart(actions)) return;
   if (begun_ && voters.empty()) {
     if (!ending_) End(false, "All ranks that held the state of the training are gone.", actions);
     return;

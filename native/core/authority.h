@@ -189,6 +189,7 @@ class Authority {
   bool StillStarting(Nanoseconds now) const;
   bool InWorld(const Uid& uid) const;
   bool IsLiving(const Uid& uid) const;
+  bool GiveUpTheStart(AuthorityActions* actions);
   void Evict(Nanoseconds now, const Uid& uid, const std::string& cause, AuthorityActions* actions);
   void Dismiss(Rank* rank, AuthorityActions* actions);
   void Tell(const Process& to, ControlFrame frame, AuthorityActions* actions) const;
@@ -205,6 +206,7 @@ class Authority {
   bool unconnected_ =
       false;  // the world that forms, or formed last: a member cannot connect, and does not know with whom
   std::string program_;
+  std::map<std::pair<std::string, int>, int> failures_;  // by host and slot, since somebody has held state
   std::map<std::string, Host> hosts_;
   std::map<Uid, Rank> ranks_;
   std::set<Uid> noticed_;                 // processes that are to leave, and have not said yet that they are there

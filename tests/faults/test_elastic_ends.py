@@ -168,3 +168,26 @@ def test_a_rank_that_is_stopped_when_the_others_have_ended_is_not_waited_for(fla
     assert re.search(
         "rank 1 .*has been stopped for 10 s, as SIGSTOP does, while all others have come to their end", done.stderr
     )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os, nosuchmodule",
+        pytest.param("import ringtrain as rt; rt.init(); raise ValueError('in the test')", marks=pytest.mark.long),
+        pytest.param(
+            "import ringtrain as rt, ringtrain.elastic\n"
+            "rt.init()\n"
+            "for step in rt.elastic.State(n=0).steps(2):\n"
+            "    if rt.rank() == 1: raise ValueError('in the test')\n"
+            "    rt.barrier()",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["at an import", "before its loop", "in its first step"],
+)
+def test_a_script_that_fails_whenever_it_is_started_ends_the_job_soon(program: str, job: Job) -> None:
+    done = run(job, "2", "--blacklist-cooldown-range", "1", "1", program=program)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"rank \d \(host \S+\) failed with exit code 1", done.stderr), done.stderr
+    assert 2 <= done.stderr.count("Error: ") <= 8, done.stderr

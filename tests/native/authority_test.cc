@@ -40,7 +40,7 @@ struct Job {
     if (type == ControlType::kReport || type == ControlType::kFormed) frame.epoch = authority->epoch();
     frame.process = {{life, static_cast<uint64_t>(slot)}, "a", slot, "a:" + std::to_string(slot)};
     frame.exit_code = 1;
-    frame.holds_state = true;
+    frame.holds_state = holds_state;
     authority->Arrived(now, "a", frame, &actions);
   }
   void Form(const std::vector<int>& slots) {
@@ -99,6 +99,7 @@ struct Job {
   std::unique_ptr<Authority> authority;
   std::string record;  // of the first world
   AuthorityActions actions;
+  bool holds_state = true;  // that is reported
 };
 
 RT_TEST(the_world_changes_as_often_as_the_reset_limit_says) {
@@ -135,6 +136,27 @@ RT_TEST(a_world_that_never_ran_is_no_reset) {
   RT_CHECK_EQ(job.authority->epoch().count, 3u);
   job.Die(1, {0});
   RT_CHECK_EQ(job.end(), "The reset limit of 1 worlds is reached.");
+}
+
+// The rank in slot 3 raises where it begins to train, and so does each that comes after it.
+RT_TEST(errors_in_a_slot_end_a_job_that_has_not_begun_to_train_and_no_other) {
+  for (const bool holds_state : {false, true}) {
+    Job job(0);
+    job.holds_state = holds_state;
+    for (uint64_t life = 1; life <= 5 && job.end().empty(); ++life) {
+      job.Hear(0, ControlType::kDead, 3, life);
+      for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+      RT_CHECK_EQ(job.end().empty(), holds_state || life < 3);
+      job.Form({0, 1, 2});
+      job.Hear(0, ControlType::kReady, 3, life + 1);
+      for (int slot : {0, 1, 2}) job.Hear(0, ControlType::kReport, slot);
+      job.Form({0, 1, 2});
+      job.Hear(0, ControlType::kFormed, 3, life + 1);
+    }
+    RT_CHECK_EQ(job.end(), holds_state ? std::string()
+                                       : "The rank in slot 3 of host 'a' has ended with an error 3 times before the "
+                                         "training began; its own words are above.");
+  }
 }
 
 RT_TEST(a_process_that_comes_and_goes_again_does_not_prolong_the_wait_below_the_minimum) {
