@@ -30,7 +30,8 @@ option, its variable is read too, after ours. A value that cannot be parsed is r
 
 _TAIL = """
 `RINGTRAIN_LOG_LEVEL` (`debug`, `info`, `warning` or `error`) sets the level of the logger `ringtrain`; unset, Python's
-`logging` decides. `RINGTRAIN_ALONE=1` makes `init()` open a world of one, whatever a launcher's variables say: for a program that a
+`logging` decides. `RINGTRAIN_REPLICAS=differ` is for scripts that train ranks apart on purpose and stay unchanged: modes that are not told
+otherwise compare nothing. `RINGTRAIN_ALONE=1` makes `init()` open a world of one, whatever a launcher's variables say: for a program that a
 rank starts beside itself.
 """
 
@@ -39,7 +40,7 @@ rank starts beside itself.
 _FURTHER = {
     f"RINGTRAIN_{name}"
     for name in (
-        "ALONE", "AUTHORITY", "LOG_LEVEL", "TENSORFLOW_ANY_RELEASE", "TENSORFLOW_GPU", "RANK", "SIZE", "LOCAL_RANK",
+        "ALONE", "AUTHORITY", "LOG_LEVEL", "REPLICAS", "TENSORFLOW_ANY_RELEASE", "TENSORFLOW_GPU", "RANK", "SIZE", "LOCAL_RANK",
         "LOCAL_SIZE", "LAUNCHER", "FUNCTION", "SLOTS", "LISTEN", "SECRET", "NETWORK_INTERFACES", "PORT_RANGE",
         "RANK_PROCESS", "ELASTIC", "WATCHED_JOB", "VENV", "TORCH", "WITH_PYTORCH", "PROGRESS", "BENCH_OTHERS",
     )
@@ -102,6 +103,11 @@ def log_level(environ: Mapping[str, str] = os.environ) -> int | None:
     if text not in _LOG_LEVELS:
         raise InvalidArgumentError(f"RINGTRAIN_LOG_LEVEL: expected one of {', '.join(_LOG_LEVELS)} but found '{text}'.")
     return getattr(logging, text.upper())
+
+
+def replicas(environ: Mapping[str, str] = os.environ) -> str:
+    """What ``RINGTRAIN_REPLICAS`` says of modes that are not told whether ranks compare what they have; unset, "equal"."""
+    return environ.get("RINGTRAIN_REPLICAS") or "equal"
 
 
 def resolve(arguments: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """Ways of training: what ranks exchange, and when. A user makes one, and gives it to ``DistributedOptimizer`` as ``mode``.
 
 PyTorch, TensorFlow, Keras, Lightning and Hugging Face take the same objects. ``needs`` says what each cannot be combined
-with; an adapter carries it out. Pure.
+with; an adapter carries it out. Pure, but for the variable that is the default of ``replicas``.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ringtrain._binding import options
 from ringtrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # loaded by those who average
@@ -22,13 +23,14 @@ class Mode:
     Args:
         replicas: ``"equal"`` has ranks that train apart raise MismatchError: what each steps with is compared in each step, and
             the parameters after the first one and at most once a second; with ``LocalSteps`` where ranks average.
-            ``"differ"`` compares nothing.
+            ``"differ"`` compares nothing. By default what ``RINGTRAIN_REPLICAS`` says, for scripts that nobody changes,
+            or ``"equal"``.
 
     Raises:
         InvalidArgumentError: an argument that cannot be.
     """
 
-    replicas: str = field(default="equal", kw_only=True)
+    replicas: str = field(default_factory=options.replicas, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.replicas not in ("equal", "differ"):

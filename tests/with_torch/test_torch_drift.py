@@ -2,6 +2,9 @@
 
 import copy
 import itertools
+import os
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -465,3 +468,36 @@ def test_a_parameter_of_one_element_is_no_setting(world):
             optimizer.step()
 
     refused(world, body, "parameter 'bias' must be the same on all ranks")
+
+
+UNCHANGED = """
+import torch
+import ringtrain.torch as hvd
+from ringtrain.errors import MismatchError
+from ringtrain.testing import World
+
+def train(rank):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (1 + rank))
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+try:
+    with World(2) as world:
+        world.run(train)
+    print("trained")
+except MismatchError as told:
+    print(str(told).partition(":")[0])
+"""
+
+
+@pytest.mark.parametrize("value, said", [("", "step 'optimizer.0'"), ("differ", "trained"), ("apart", "")])
+def test_a_variable_lets_an_unchanged_script_train_apart(value, said):
+    environment = {**os.environ, "RINGTRAIN_REPLICAS": value}
+    done = subprocess.run([sys.executable, "-c", UNCHANGED], capture_output=True, text=True, env=environment)
+    assert (done.returncode == 0) == bool(said) and done.stdout.startswith(said), done.stdout + done.stderr
+    assert bool(said) or 'replicas must be "equal" or "differ", but is \'apart\'' in done.stderr, done.stderr
