@@ -6,6 +6,7 @@ in the program's thread, which takes the next world once it comes to `init`. So 
 holds nobody up, and is not taken for dead.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -459,6 +460,12 @@ class _Action(NamedTuple):
 
 
 _member: Member | None = None
+_needed: list[str] = ["ringtrain.elastic"]  # modules, in order
+
+
+def needs_to_join(*modules: str) -> None:
+    """An adapter has these loaded before this process enters an elastic job: from then on the others wait for it."""
+    _needed.extend(module for module in modules if module not in _needed)
 
 
 def current() -> Member | None:
@@ -475,6 +482,8 @@ def enter(make: Callable[[], Member]) -> Member:
     """The same, made and begun at the first call."""
     global _member
     if _member is None:
+        for module in _needed:
+            importlib.import_module(module)
         made = make()
         made.begin()
         _member = made

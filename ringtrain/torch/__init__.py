@@ -24,6 +24,7 @@ from ringtrain import (
     broadcast_object,
     shard,
 )
+from ringtrain._bootstrap.membership import needs_to_join as _needs_to_join
 from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.common.util import check_extension
 from ringtrain.torch import mpi_ops
@@ -48,6 +49,9 @@ if _typing.TYPE_CHECKING:
     from ringtrain.torch.uneven import until_all_are_done
 
 _profiling.install()
+_needs_to_join(
+    "ringtrain.torch.modes.synchronous", "ringtrain.torch.elastic", "torch._dynamo"
+)  # torch's optimizers need it
 
 # The vector functions of PyTorch's MKL settle in their first call which processor they are for, with a race: threads that
 # call one at that moment may get results of four digits. Ranks may be threads (ringtrain.testing.World).

@@ -10,6 +10,7 @@ import re
 
 import pytest
 import test_elastic_frameworks as frameworks
+from environments import python_with, rank_environment, transport_of
 from test_elastic_steps import KILL, ends, run
 
 from benchmarks.jobs import Job
@@ -24,6 +25,7 @@ GROWING = """
         hvd.DistributedOptimizer(torch.optim.SGD(another.parameters(), lr=0.1))
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model.named_parameters())
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+    vars(schedule)  # has it keep its attributes in a dict, behind which it is looked for then
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
     model.append(torch.nn.Linear(1, 1))  # which the optimizer does not train yet
     body, head = list(model[0].parameters()), list(model[3].parameters())
@@ -70,6 +72,34 @@ def test_a_rank_that_joins_gets_what_the_state_was_not_given(job: Job) -> None:
     )
     found = re.findall(r"^\[\d\] has (.*)$", done.stdout, re.M)
     assert len(found) == 3 and len(set(found)) == 1 and found[0].startswith("[] [4, 2] "), found
+
+
+LOADING = """
+import sys
+import torch
+import ringtrain.torch as hvd
+
+hvd.init()
+loaded = set(sys.modules)
+model = torch.nn.Linear(1, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+sampler = hvd.elastic.ElasticSampler(range(2))
+loader = torch.utils.data.DataLoader(range(2), sampler=sampler)
+state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
+for _ in state.epochs(1):
+    for x in loader:
+        optimizer.zero_grad(), model(torch.ones(1, 1)).backward(), optimizer.step()
+late = sorted(name for name in set(sys.modules) - loaded if name.split(".")[0] == "ringtrain" or name == "torch._dynamo")
+print("late", late, flush=True)
+"""
+
+
+def test_a_rank_has_loaded_what_it_needs_before_others_wait_for_it(job: Job) -> None:
+    """From `init` on, in which a rank joins. It took half a second, in which nobody trained."""
+    python = python_with("tcp")
+    line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1", python, "-c", LOADING]
+    done = job.run(*line, seconds=60, env=rank_environment(OMP_NUM_THREADS="1"))
+    assert re.findall(r"^\[0\] late (.*)$", done.stdout, re.M) == ["[]"], done.stdout + done.stderr
 
 
 def rates(text: str) -> dict[int, set[str]]:
