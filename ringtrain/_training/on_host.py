@@ -22,7 +22,7 @@ from ringtrain._training.late import Flight, Late
 from ringtrain._training.powersgd import Approximation, Beginning, Memory, PowerSGD
 from ringtrain._training.presence import DENSE
 from ringtrain._training.rounds import Rounds, Stage
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 Arrays = list[np.ndarray]
@@ -84,15 +84,13 @@ class HostReducer:
         self._memories: dict[str, Memory] = {}
         how = settings.powersgd
         self._beginning = None if how is None else Beginning(session, how.start_after)
+        session.on_new_world(self._begin_anew)
 
-    def enter_world(self) -> None:
-        """Goes on in the present world, if it is not the last one; what has not arrived in that one is lost."""
-        if self._session.has_moved():
-            self._late.flight = None
-            self._rounds.clear()
-            powersgd.settle(self._memories.values(), used=False)
-            if self._beginning is not None:
-                self._beginning.enter_world()
+    def _begin_anew(self, _: NewWorld) -> None:
+        """What has not arrived in the world before is lost."""
+        self._late.flight = None
+        self._rounds.clear()
+        powersgd.settle(self._memories.values(), used=False)
 
     # ---- PowerSGD ----
 
@@ -106,7 +104,7 @@ class HostReducer:
         Raises:
             RingtrainError: an operation has failed, or ranks have other settings; nothing is kept of the step then.
         """
-        self.enter_world()
+        self._session.follow()
         with np.errstate(all="ignore"):  # what is not finite is told by the results
             return self._reduced(names, gradients)
 
@@ -203,7 +201,6 @@ class HostReducer:
             InvalidArgumentError: the step before had other gradients.
             RingtrainError: the exchange of the step before has failed, or ranks have other settings.
         """
-        self.enter_world()
         self.arrive()
         arrived = self._late.take()
         if arrived and arrived.keys() != set(names):
@@ -226,11 +223,11 @@ class HostReducer:
         Raises:
             RingtrainError: the operation has failed, or ranks have other settings. All is forgotten then.
         """
+        self._session.follow()
         self._late.arrive(self.settle)
 
     def take(self) -> dict[str, np.ndarray]:
         """The gradients that are left to be applied, by name without the prefix; none are left then."""
-        self.enter_world()
         self.arrive()
         return {name.removeprefix(self._prefix): array for name, array in self._late.take().items()}
 
@@ -245,7 +242,6 @@ class HostReducer:
 
     def delayed_state(self) -> dict[str, np.ndarray]:
         """The gradients that the next step applies, by name; the same on all ranks. Waits for them."""
-        self.enter_world()
         self.arrive()
         return {name.removeprefix(self._prefix): array.copy() for name, array in self._late.arrived.items()}
 
@@ -271,7 +267,6 @@ class HostReducer:
 
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
         """What compression has lost of these gradients, the same on all ranks; collective."""
-        self.enter_world()
         self.arrive()
         return self._feedback().of_all_ranks()
 
@@ -287,7 +282,7 @@ class HostReducer:
         Raises:
             InvalidArgumentError: it is something else, or of a model with other variables, or of another rank.
         """
-        self.enter_world()
+        self._session.follow()
         beginning, how = self._beginning, self.settings.powersgd
         if beginning is not None and how is not None:
             matrices = {name: shape for name, dimensions in shapes.items() if (shape := how.shape_of(dimensions))}

@@ -23,7 +23,7 @@ import numpy as np
 from ringtrain._runtime.arguments import integer
 from ringtrain._training.arrays import Arrays
 from ringtrain._training.residuals import note_forgotten
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError
 
 TINY = 1e-150  # below it a column is nothing; its square is still a normal float64
@@ -100,7 +100,8 @@ class Beginning:
         self.steps = 0
         self._session = session
         self._start_after = start_after
-        self.enter_world()
+        session.on_new_world(self._begin)
+        self._begin()
 
     @property
     def is_over(self) -> bool:
@@ -138,7 +139,7 @@ class Beginning:
         if self._is_over:
             self.steps = max(self.steps, self._start_after)
 
-    def enter_world(self) -> None:
+    def _begin(self, _: NewWorld = NewWorld.ANEW) -> None:
         """The ranks of another world do not know yet what the others have had."""
         self._is_over = self._is_next = self.is_open = False
         self._joins = self._session.context.joins

@@ -29,7 +29,7 @@ def settle(session: Session, prefix: str, used: bool) -> None:
         prefix: of the names of the operations that carry the gradients.
         used: whether their results were; not so in a step that is skipped.
     """
-    session.has_moved()
+    session.follow()
     act = error_feedback.keep if used else error_feedback.take_back
     act(session.context, session.process_set_id, prefix)
 

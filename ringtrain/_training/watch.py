@@ -21,7 +21,7 @@ from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Named, Replica, Settings, Words, digest_of
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
@@ -88,6 +88,7 @@ class Watch:
         self._replica: Replica
         self._steps = self._rests = 0
         self._rested_at: float | None = None
+        session.on_new_world(self._begin)
         self._begin()
 
     def mute(self, muted: bool) -> None:
@@ -110,8 +111,7 @@ class Watch:
             settings: what it steps with; the same objects where nothing has changed are told sooner.
             rate: the learning rate, if it is not among them: a number, or an array of one.
         """
-        if self._session.has_moved():
-            self._begin()
+        self._session.follow()
         self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
         # What a program takes to compile brings no look forward.
@@ -166,8 +166,7 @@ class Watch:
             MismatchError: ranks have other settings; the same on all of them.
         """
         if settings is not None:
-            if self._session.has_moved():
-                self._begin()
+            self._session.follow()
             self._settings, self._rate = settings, rate
         if not are_equal(most[:-1]):
             own = with_rate(self._settings, self._rate)
@@ -215,7 +214,7 @@ class Watch:
         name = f"{self.name}.{what}"
         return Agreement(session.context, session.process_set_id, name, own.tobytes(), _WHO_IS_MISSING)
 
-    def _begin(self) -> None:
+    def _begin(self, _: NewWorld = NewWorld.ANEW) -> None:
         """In a world, or when ranks have been made alike: the first look comes again."""
         self._steps, self._rests, self._rested_at = 0, 0, None
         self._replica = Replica(

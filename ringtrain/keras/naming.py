@@ -6,6 +6,7 @@ from typing import Any
 
 from ringtrain._runtime.context import current
 from ringtrain._training.adapter.numbering import keep_number, next_number
+from ringtrain._training.session import NewWorld
 from ringtrain.keras.variables import own_name
 
 _KIND = "optimizer"  # of objects that are numbered
@@ -40,17 +41,17 @@ class GradientNames:
         self._context = current()
         return next_number(self._context, self._process_set(), _KIND)
 
-    def enter_world(self) -> None:
-        """Goes on in this world with the number; one that has none gets it: all ranks call it in one order."""
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in this world with the number, which graphs have.
+
+        One that was not used yet gets a number where steps begin anew, as all ranks call it in one order.
+        """
+        if change is not NewWorld.ANEW and "_number" not in self.__dict__:
+            return
         number = self._number
         if self._context is not current():
             self._context = current()
             keep_number(self._context, self._process_set(), _KIND, number)
-
-    def go_on_in_world(self) -> None:
-        """As ``enter_world``, but one that was not used yet stays without a number."""
-        if "_number" in self.__dict__:
-            self.enter_world()
 
     def of(self, variable: Any) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""

@@ -18,7 +18,7 @@ from ringtrain._training import residuals
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.needs import check_needs
 from ringtrain._training.on_host import HostReducer
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.keras.accumulation import Accumulation, zeros_of
 from ringtrain.keras.backends import backend
@@ -84,19 +84,14 @@ class KerasReducer:
         wire = backend.wire_of(self.settings.compression) or "none"
         return AveragedVariables(mode, wire, self.settings.process_set, lambda: self.watching.stepping)
 
-    def enter_world(self) -> None:
-        """Goes on in this world: under the same names, which graphs have, and without sums that are begun.
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in this world under the same names, which graphs have; sums that are begun go on with their step.
 
         All ranks call it when a world has begun, before any optimizer is used, in one order.
         """
-        self.names.enter_world()
-        self.accumulation.forget()
-        if self.host is not None:
-            self.host.enter_world()
-
-    def go_on_in_world(self) -> None:
-        """As ``enter_world``, in the midst of a step, or between two: what is added up goes on."""
-        self.names.go_on_in_world()
+        self.names.enter_world(change)
+        if change is NewWorld.ANEW:
+            self.accumulation.forget()
 
     def note_surrounded(self, surrounded: bool) -> None:
         """A LossScaleOptimizer was put around the distributed optimizer, or taken away."""
@@ -296,7 +291,6 @@ class KerasReducer:
     ) -> list[Any]:
         """The gradients in their places; those of PowerSGD, or of the step before, or this rank's own where it has none."""
         if how.late and not backend.is_traced():  # before any rank is asked what it has: it may have met an error
-            host.enter_world()
             host.arrive()
         results = backend.completed(gradients, names, variables, how)
         present = [place for place, gradient in enumerate(results) if gradient is not None]

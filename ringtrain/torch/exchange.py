@@ -21,11 +21,12 @@ from ringtrain._binding import log
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
 from ringtrain._training import residuals
-from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.guard import StepGuard
 from ringtrain._training.powersgd import Beginning, settle
 from ringtrain._training.presence import DENSE, MISSING, SETTLED, SPARSE_64
 from ringtrain._training.rounds import Stage
+from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
 from ringtrain.torch.bucketing import Bucketing, Growth, growth_of_groups
@@ -65,6 +66,7 @@ class Exchange:
         self._session = settings.session
         self._bursts = Bursts(settings, self.passes)
         self._bucketing = Bucketing(Growth.NONE if make_group else growth_of_groups(settings, makes_buckets))
+        self._number = Number(self._session, "optimizer")
         powersgd = settings.powersgd
         self._beginning = None if powersgd is None else Beginning(settings.session, powersgd.start_after)
         self.members = Members(settings, self._bucketing, self._beginning, make_group or Group)
@@ -77,6 +79,7 @@ class Exchange:
         self._one_by_one: OneByOne | None = None
         self._has_told_cost = False
         self._enter_world()
+        self._session.on_new_world(self._go_on)
 
     @property
     def prefix(self) -> str:
@@ -86,7 +89,7 @@ class Exchange:
     @property
     def number(self) -> int:
         """The place of this optimizer among those of its world."""
-        return int(self.prefix.rpartition(".")[2])
+        return self._number.value
 
     @property
     def context(self) -> Context:
@@ -99,25 +102,35 @@ class Exchange:
         """Before anything is asked of the gradients: goes on in the present world, and looks at all that has come."""
         if self.rounds.under_way is not None:  # an exception of this rank alone, as Ctrl-C in a wait, has left it
             wait_for(self.rounds.under_way)  # the others are in it
-        self.follow_world()
+        self._session.follow()
         self.passes.look_at_all()
 
-    def follow_world(self) -> None:
-        """If another world has taken the place of the one before, starts anew in it, as a new optimizer does."""
-        if self._session.has_moved():
-            self.rounds.drop_results()
-            settle(self.members.memories(), used=False)
-            self._enter_world()
-            self._bucketing.restart()
-            self.rounds.reset()
-            self.step.note_discarded()
+    def _go_on(self, change: NewWorld) -> None:
+        """In another world: starts anew, as a new optimizer does, or submits the step under way again."""
+        former = self.prefix
+        self._enter_world()
+        if change is NewWorld.ANEW:
+            self._begin_anew()
+        elif change is NewWorld.GOES_ON:
+            self._submit_again(former)
 
     def _enter_world(self) -> None:
-        # Optimizers are numbered, so that two that hold parameters of equal names never share a name.
-        number = next_number(self._session.context, self._session.process_set_id, "optimizer")
-        self.members.rename(f"optimizer.{number}")
+        self.members.rename(self._number.prefix)
         self.rounds.enter_world()
         self._choose_overlap()
+
+    def _begin_anew(self) -> None:
+        self.rounds.drop_results()
+        settle(self.members.memories(), used=False)
+        self._bucketing.restart()
+        self.rounds.reset()
+        self.step.note_discarded()
+
+    def _submit_again(self, former: str) -> None:
+        if self.prefix != former and self.settings.keeps_residuals:
+            residuals.forget(self._session, f"{self.prefix}.")  # another optimizer's, which is gone
+        if self.rounds.under_way is None:  # else it sees itself to what hooks have submitted
+            self.rounds.take_back()
 
     # ---- steps that survive a change of the world ----
 
@@ -136,21 +149,6 @@ class Exchange:
     def is_kept_for(self, guard: StepGuard) -> bool:
         """Whether that guard is the one which releases the rounds."""
         return self.rounds.guard is guard
-
-    def go_on_in_world(self) -> None:
-        """Another world has taken the place of the one before; the step under way goes on, and is submitted anew."""
-        former = self.prefix
-        if self._session.has_moved():
-            self._enter_world()
-            if self.prefix != former and self.settings.keeps_residuals:
-                residuals.forget(self._session, f"{self.prefix}.")  # another optimizer's, which is gone
-            if self.rounds.under_way is None:  # else it sees itself to what hooks have submitted
-                self.rounds.take_back()
-
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
-        self._session.has_moved()
-        self._enter_world()
 
     # ---- parameters ----
 
@@ -181,8 +179,7 @@ class Exchange:
             )
         self.passes.look_at_all()  # in their order: what came in a pass that has failed, or around this one
         with self._lock:
-            if not self._session.context.usable:
-                self.follow_world()
+            self._session.follow()
             self.rounds.note_joins()
             return self._enter_part()
 

@@ -12,6 +12,7 @@ import torch
 
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
+from ringtrain._training.session import NewWorld
 from ringtrain.torch.backward import PassPart, current_task
 from ringtrain.torch.compilation import eager
 
@@ -44,8 +45,8 @@ class Owner(Protocol):
     def order(self) -> int | None:
         """Its place among the owners of a rank."""
 
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in the present world, where it is another one than before, or optimizers are numbered anew."""
 
     def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
         """Called when another owner takes parameters over."""

@@ -14,8 +14,9 @@ import torch
 
 from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._training.adapter import checks
+from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.drift import Named, Replica, Settings, Words, flat_settings
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.watch import Forms, Watch
 from ringtrain.torch import parameters
 from ringtrain.torch.shards import replicated
@@ -39,12 +40,18 @@ class StepComparison:
     Args:
         optimizer: of this rank.
         session: the rank that it acts for.
-        name: of its operations.
+        number: of the optimizer; names of operations begin with it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, session: Session, name: str):
+    def __init__(self, optimizer: torch.optim.Optimizer, session: Session, number: Number):
         self._settings, self._parameters = settings_of(optimizer), parameters_of(optimizer)
-        self._watch = Watch(session, name, CALLED, _forms_of(self._parameters), first_look=1)
+        self._session, self._number = session, number
+        session.on_new_world(self._begin)
+        self._begin()
+
+    def _begin(self, _: NewWorld = NewWorld.ANEW) -> None:
+        forms = _forms_of(self._parameters)
+        self._watch = Watch(self._session, self._number.prefix, CALLED, forms, first_look=1)
 
     def begin(self) -> Callable[[], None]:
         """Sends what this step is made with; returns what ends the step, and raises MismatchError on all ranks."""

@@ -74,8 +74,6 @@ class StepRounds:
         self._rounds = Rounds(
             self._session, f"{self._members.prefix}.used", self._settings.terms, self._settings.replica()
         )
-        if self._beginning is not None:
-            self._beginning.enter_world()
         self._joins = self._session.context.joins
 
     def drop_results(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 import ringtrain as rt
 from ringtrain._runtime.context import current
-from ringtrain._training import arguments, differences, grouping, rounds
+from ringtrain._training import arguments, differences, grouping, residuals, rounds
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.plan import STEADY_STEPS, SteadySteps, assigned
 from ringtrain._training.presence import (
@@ -20,7 +20,7 @@ from ringtrain._training.presence import (
     zeros_needed,
 )
 from ringtrain._training.rounds import Rounds, Said, Stage
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError, MismatchError, TimeoutError
 from ringtrain.testing import World
 
@@ -225,8 +225,33 @@ def test_buckets_are_assigned_by_kind_and_size():
 def test_a_session_asks_for_the_world_of_the_moment():
     with World(1) as first:
         session = first.run(lambda rank: Session(rt.global_process_set))[0]
-        assert session.context is first.contexts[0] and not session.has_moved()
-    assert not session.has_moved() and not session.context.usable  # there is none
+        assert session.context is first.contexts[0] and not session.follow()
+    assert not session.follow() and not session.context.usable  # there is none
     with World(1) as second:
-        assert second.run(lambda rank: (session.has_moved(), session.has_moved())) == [(True, False)]
+        assert second.run(lambda rank: (session.follow(), session.follow())) == [(True, False)]
         assert session.context is second.contexts[0]
+
+
+class Told:
+    def __init__(self, session, name, heard):
+        self.name, self.heard = name, heard
+        session.on_new_world(self.hear)
+
+    def hear(self, change):
+        self.heard.append((self.name, change))
+
+
+def test_all_who_have_registered_hear_of_a_world_in_their_order_whoever_has_asked():
+    with World(1) as first:
+        session = first.run(lambda rank: Session(rt.global_process_set))[0]
+    heard = []
+    kept = [Told(session, name, heard) for name in "abc"]
+    del kept[1]  # it is not kept alive
+    with World(1) as second:
+        second.run(lambda rank: residuals.settle(session, "optimizer.0.", used=True))  # it notices, and nobody else
+        assert heard == [("a", NewWorld.ANEW), ("c", NewWorld.ANEW)]
+        second.run(lambda rank: session.follow())
+        second.run(lambda rank: session.follow(NewWorld.GOES_ON))
+        assert len(heard) == 2
+        second.run(lambda rank: session.follow(NewWorld.NUMBERED))  # in the same world
+        assert heard[2:] == [("a", NewWorld.NUMBERED), ("c", NewWorld.NUMBERED)]

@@ -1,7 +1,9 @@
 """An optimizer that outlives its world: after ``shutdown()`` and ``init()`` it goes on in the new one."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import needs
 import pytest
@@ -10,7 +12,7 @@ from modes import in_mode
 
 import ringtrain.torch as hvd
 from ringtrain._runtime.context import current
-from ringtrain.errors import NotInitializedError
+from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.testing import World
 
 pytestmark = pytest.mark.timeout(180)
@@ -128,6 +130,96 @@ def test_a_parameter_is_left_to_an_optimizer_of_the_new_world():
             hvd.barrier()
 
         second.run(again)
+
+
+MODES = {
+    "synchronous": {},
+    "PowerSGD": {"compression": hvd.Compression.powersgd(rank=1, start_after=1, min_compression_rate=1)},
+    "one step late": {"late": True},
+    "Adasum": {"op": hvd.Adasum},
+}
+
+
+def session_of(optimizer):
+    mode = optimizer._mode
+    return mode.settings.session if hasattr(mode, "settings") else mode._session
+
+
+def told_by(session):
+    """Who hears of a new world, in their order."""
+    return [reference().__self__ for reference in session._told if reference() is not None]
+
+
+def in_a_world_with_a_new_rank(settings, arrange=lambda session: None):
+    """What a rank that was the second optimizer of its world comes to, and one that makes its first: both have the number 0 now."""
+    with World(2, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: (wrapped(**settings), wrapped(**settings))[1])
+        first.run(lambda rank: steps(*living[rank], rank, 3))
+    with World(2, stall_abort_seconds=2) as second:
+
+        def go_on(rank):
+            if rank == 0:
+                model, optimizer = living[0]
+                arrange(session_of(optimizer))
+            else:
+                model, optimizer = wrapped(**settings)
+            for parameter in model.parameters():
+                torch.nn.init.ones_(parameter)
+            optimizer.state.clear()
+            return optimizer, steps(model, optimizer, rank, 3)
+
+        return second.run(go_on)
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+def test_a_rank_that_goes_on_and_a_new_one_have_the_same_names(settings):
+    (living, one), (new, other) = in_a_world_with_a_new_rank(settings)
+    assert living._mode.prefix == new._mode.prefix == "optimizer.0"
+    assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+def test_in_another_order_a_rank_that_goes_on_would_be_alone(settings):
+    """Who makes names of the number hears of the world behind it; the test before would notice if not."""
+
+    def reverse(session):
+        session._told.reverse()
+
+    with pytest.raises((RingtrainError, AssertionError)):
+        (_, one), (_, other) = in_a_world_with_a_new_rank(settings, reverse)
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+def test_they_hear_of_it_in_the_order_that_the_docs_say(settings):
+    page = Path(__file__).parents[2] / "docs" / "internals" / "modes.md"
+    section = page.read_text().partition("## Another world")[2].partition("\n## ")[0]
+    order = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"\w+", cell)]
+    with World(2) as world:
+
+        def told(rank):
+            _, optimizer = wrapped(**settings)
+            return [type(each).__name__ for each in told_by(session_of(optimizer))]
+
+        names = world.run(told)[0]
+    assert names[0] == order[0] == "Number" and len(names) > 1
+    assert names == sorted(names, key=order.index)
+
+
+def test_an_optimizer_with_adasum_makes_room_for_the_names_of_others():
+    with World(2, stall_abort_seconds=20) as first:
+        living = first.run(lambda rank: wrapped(op=hvd.Adasum))
+        first.run(lambda rank: steps(*living[rank], rank, 2))
+    with World(2, stall_abort_seconds=20) as second:
+
+        def go_on(rank):
+            other = wrapped(op=hvd.Adasum)
+            found = steps(*living[rank], rank, 2)
+            assert (other[1]._mode.prefix, living[rank][1]._mode.prefix) == ("optimizer.0", "optimizer.1")
+            return found
+
+        one, other = second.run(go_on)
+    assert all(map(torch.equal, one, other))
 
 
 def test_ranks_that_make_the_first_optimizer_of_a_class_at_once_hook_its_step_once():

@@ -7,6 +7,7 @@ import itertools
 import weakref
 
 from ringtrain._runtime.context import Context
+from ringtrain._training.session import NewWorld, Session
 
 _counts: "weakref.WeakKeyDictionary[Context, dict[tuple[int, str], itertools.count]]" = weakref.WeakKeyDictionary()
 
@@ -26,3 +27,28 @@ def keep_number(context: Context, process_set: int, kind: str, number: int) -> N
     """An object of a world before goes on under its number: those that come get later ones."""
     reached = next_number(context, process_set, kind)
     _counts[context][process_set, kind] = itertools.count(max(reached, number + 1))
+
+
+class Number:
+    """The number of one object, in one world after another: two of a world never share a name.
+
+    Args:
+        session: the rank that the object acts for; whoever makes names of the number registers with it later.
+        kind: the word that names begin with.
+
+    Attributes:
+        value: in the present world.
+    """
+
+    def __init__(self, session: Session, kind: str):
+        self._session, self._kind = session, kind
+        session.on_new_world(self._take)
+        self._take()
+
+    @property
+    def prefix(self) -> str:
+        """Of the object's names, without a dot."""
+        return f"{self._kind}.{self.value}"
+
+    def _take(self, _: NewWorld = NewWorld.ANEW) -> None:
+        self.value = next_number(self._session.context, self._session.process_set_id, self._kind)

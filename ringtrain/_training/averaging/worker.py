@@ -20,7 +20,7 @@ from ringtrain._binding.log import logger
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training import residuals, terms
 from ringtrain._training.adapter.checks import hashed
-from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.averaging.changes import Changes
 from ringtrain._training.averaging.common import CommonCopy, owned
 from ringtrain._training.averaging.exchange import average_in_place, gathered, refuse_terms
@@ -32,7 +32,7 @@ from ringtrain._training.averaging.period import Period
 from ringtrain._training.averaging.shared import Role, Shared
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Settings, Words
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 
@@ -81,12 +81,13 @@ class Worker:
         self.period = period
         self.plan = plan
         self._session = session
-        self._kind = kind
+        self._number = Number(session, kind)
         self._compared = compared
         self._common = CommonCopy(plan.outer, period.fragments)
         self._changes = Changes(session, period, plan.outer, plan.compression, self._common)
+        self._changes.prefix = self.prefix
         self._begun = False
-        self._enter_world()
+        session.on_new_world(self._go_on)
 
     def __reduce__(self) -> tuple:
         """Copies and pickles of an optimizer are plain ones: a world does not travel."""
@@ -95,13 +96,13 @@ class Worker:
     @property
     def prefix(self) -> str:
         """Of all names that this worker submits."""
-        return self._changes.prefix
+        return self._number.prefix
 
     # ---- steps ----
 
     def compare_terms(self) -> None:
         """Raises MismatchError if ranks have set something differently; collective."""
-        self._follow_world()
+        self._session.follow()
         self._meet(Stage.TERMS)
 
     def before_step(self, tensors: Iterable[Shared]) -> None:
@@ -112,7 +113,7 @@ class Worker:
         Raises:
             MismatchError: they start from different terms or values; the same on all ranks.
         """
-        self._follow_world()
+        self._session.follow()
         self._common.adopt(tensors)
         if not self._begun:
             self._meet(Stage.BEGIN)
@@ -125,7 +126,7 @@ class Worker:
 
     def must_begin(self, count: int) -> bool:
         """Whether ``before_step`` must be called with the tensors, of which there are so many, before the next step."""
-        self._follow_world()
+        self._session.follow()
         return not self._begun or len(self._common.copies) < count
 
     def after_step(self, used: bool = True) -> bool:
@@ -159,7 +160,7 @@ class Worker:
         Raises:
             MismatchError: they do not, or disagree otherwise; the same on all ranks.
         """
-        self._follow_world()
+        self._session.follow()
         self._synchronise(Stage.STEP)
 
     def join(self) -> None:
@@ -167,7 +168,7 @@ class Worker:
 
         Returns when all ranks have called it; then all have the same values.
         """
-        self._follow_world()
+        self._session.follow()
         if self._fragments.streams:
             self._follow_streams()
         while not self._synchronise(Stage.JOIN).is_last:
@@ -207,7 +208,7 @@ class Worker:
         Raises:
             InvalidArgumentError: it was saved between two synchronisations, with other fragments.
         """
-        self._follow_world()
+        self._session.follow()
         given = {} if state is None else self._of_this_schedule(state)
         self._changes.await_all(heeds=False)  # so that no name stays in flight
         if self.keeps_residuals:
@@ -240,16 +241,11 @@ class Worker:
 
     # ---- worlds ----
 
-    def _follow_world(self) -> None:
-        """In another world than at the last look the same period goes on, once its ranks have compared what they have."""
-        if self._session.has_moved():
-            self._changes.recall()
-            self._enter_world()
-            self._begun = False
-
-    def _enter_world(self) -> None:
-        number = next_number(self._session.context, self._session.process_set_id, self._kind)
-        self._changes.prefix = f"{self._kind}.{number}"
+    def _go_on(self, _: NewWorld) -> None:
+        """In another world the same period goes on, once its ranks have compared what they have."""
+        self._changes.recall()
+        self._changes.prefix = self.prefix
+        self._begun = False
 
     def _members(self) -> list[int]:
         return ranks_of(self._session.context, self._session.process_set_id) or []
@@ -395,13 +391,13 @@ class Worker:
 
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
         """What is kept of it, the same on all ranks; collective. What is on its way is waited for."""
-        self._follow_world()
+        self._session.follow()
         self._changes.await_all()
         return residuals.of_all_ranks(self._session, True, f"{self.prefix}.") if self.keeps_residuals else {}
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Goes on with what ``compression_state`` has returned."""
-        self._follow_world()
+        self._session.follow()
         if self.keeps_residuals:
             residuals.load(self._session, True, f"{self.prefix}.", state)
 

@@ -15,6 +15,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import global_process_set
 from ringtrain._training.needs import check_needs
+from ringtrain._training.session import NewWorld
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
 from ringtrain.elastic.saving import is_plain
@@ -420,7 +421,7 @@ class _Values(Variables):
         """Has optimizers go on under their names, with what they have begun to add up."""
         for value in values:
             if (reduction := reduction_within(value)) is not None:
-                reduction.go_on_in_world()
+                reduction.enter_world(NewWorld.GOES_ON)
 
 
 register(_Values())

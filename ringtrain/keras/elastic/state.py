@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain._training.needs import check_needs
+from ringtrain._training.session import NewWorld
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.table import SelfUpdatingTable
@@ -78,7 +79,7 @@ class KerasState(ObjectState):
         for table in self._tables:
             table.drop()
         if (reduction := self._reduction()) is not None:
-            reduction.enter_world()
+            reduction.enter_world(NewWorld.ANEW)
         broadcast_variables(self._variables(), root_rank=0)
         super().sync()
         self.save()

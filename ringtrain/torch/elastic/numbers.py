@@ -6,6 +6,7 @@ from typing import Any
 from ringtrain._runtime.context import current
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._training.adapter import numbering
+from ringtrain._training.session import NewWorld
 from ringtrain.torch.hooks import owners
 
 
@@ -18,4 +19,4 @@ def number_anew(modes: Sequence[Any]) -> None:
     left = [owner for owner in owners(current()) if owner.order() not in known]
     numbering.number_anew(current(), id_of(global_process_set), "optimizer")
     for mode in [*sorted(modes, key=lambda mode: mode.order()), *left]:
-        mode.renumber()
+        mode.enter_world(NewWorld.NUMBERED)

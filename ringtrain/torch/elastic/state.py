@@ -8,6 +8,7 @@ import torch
 
 from ringtrain._bootstrap import membership
 from ringtrain._training.needs import check_needs
+from ringtrain._training.session import NewWorld
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.row_gradients import SentAtOnce
@@ -223,7 +224,7 @@ class TorchState(ObjectState):
     def reset(self) -> None:
         """Has distributed optimizers enter the new world in the order in which they were made, on all ranks alike."""
         for mode in self._modes():
-            mode.enter_world()
+            mode.enter_world(NewWorld.ANEW)
 
     def _modes(self) -> list[Any]:
         """Of the distributed optimizers that enter worlds, in that order."""

@@ -23,6 +23,7 @@ from ringtrain._runtime.operations import broadcast
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.needs import check_needs
+from ringtrain._training.session import NewWorld
 from ringtrain.elastic.lossless import LosslessState, checked_progress
 from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
 from ringtrain.elastic.sets import Rule
@@ -374,8 +375,8 @@ class _Training:
 
     def enter_world(self) -> None:
         """Has the optimizers go on in the present world, in the order in which ranks that join have made theirs."""
-        for mode in sorted(self._modes(), key=lambda each: each.guarded.number):
-            mode.guarded.go_on_in_world()
+        for mode in sorted(self._modes(), key=lambda each: each.order()):
+            mode.enter_world(NewWorld.GOES_ON)
 
     def outline(self) -> dict[str, str]:
         """Shapes and dtypes in modules, and numbers of parameters in optimizers; what else there is, by its name."""

@@ -20,9 +20,9 @@ from ringtrain._runtime.operations import Adasum
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._runtime.submission import preparing
-from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.guard import Part, StepGuard, awaited
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
@@ -46,9 +46,6 @@ class AdasumMode(AroundSteps):
         compression: as for ``DistributedOptimizer``, of the changes.
         process_set: the ranks that train together.
         compares: whether settings and parameters must be the same on all ranks.
-
-    Attributes:
-        number: the place of the optimizer among those of its world: two never share a name.
     """
 
     averages = False  # which a constant batch needs
@@ -61,7 +58,7 @@ class AdasumMode(AroundSteps):
         self._process_set = process_set
         self._session = Session(process_set)
         self._guard: StepGuard | None = None
-        self._enter_world()
+        self._number = Number(self._session, "optimizer")
         self._parameters: list[torch.Tensor] = []
         self._starts: dict[torch.Tensor, torch.Tensor] = {}  # kept from step to step, to save allocating them
         self._scaler = HeededScaler()
@@ -76,7 +73,7 @@ class AdasumMode(AroundSteps):
     def attach(self, optimizer: Any) -> None:
         """Around its steps, which compare what ranks have of it; not where these survive a change of the world."""
         if self._compares:
-            self._comparison = StepComparison(optimizer, self._session, self.prefix)
+            self._comparison = StepComparison(optimizer, self._session, self._number)
         super().attach(optimizer)
 
     def close(self) -> None:
@@ -87,7 +84,7 @@ class AdasumMode(AroundSteps):
     @property
     def prefix(self) -> str:
         """Of all names that this optimizer submits."""
-        return f"optimizer.{self.number}"
+        return self._number.prefix
 
     @property
     def context(self) -> Context:
@@ -112,29 +109,16 @@ class AdasumMode(AroundSteps):
         """Whether that guard is the one which releases each step."""
         return self._guard is guard
 
-    def order(self) -> int | None:
+    def order(self) -> int:
         """Its place among the optimizers of its world."""
-        return self.number
+        return self._number.value
 
-    def enter_world(self) -> None:
-        """Goes on in the present world."""
-        self.go_on_in_world()
-
-    def go_on_in_world(self) -> None:
+    def enter_world(self, change: NewWorld) -> None:
         """Goes on in the present world, under the name that ranks that join have for it."""
-        if self._session.has_moved():
-            self._enter_world()
-
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
-        self._session.has_moved()
-        self._enter_world()
+        self._session.follow(change)
 
     def note_between_steps(self) -> None:
         """All ranks are between two steps here."""
-
-    def _enter_world(self) -> None:
-        self.number = next_number(self._session.context, self._session.process_set_id, "optimizer")
 
     # ---- a step ----
 
@@ -146,6 +130,7 @@ class AdasumMode(AroundSteps):
     @torch.no_grad()
     def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Remembers the parameters. Where a ``GradScaler`` found an infinity, this step shall change nothing."""
+        self._session.follow()
         self._parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
         ]

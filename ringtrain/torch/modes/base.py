@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -73,11 +74,8 @@ class OptimizerMode:
         """The place among the optimizers of this rank in which they enter a new world; None for one that enters none."""
         return None
 
-    def enter_world(self) -> None:
-        """Goes on in the present world, if it is not the last one that this optimizer was used in."""
-
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in the present world: in any case where that is numbered anew, else if it is another one than before."""
 
     # ---- a step ----
 

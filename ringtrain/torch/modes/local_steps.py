@@ -15,7 +15,7 @@ from ringtrain._training.averaging.neighbours import set_of_this_host
 from ringtrain._training.averaging.shared import Role, Shared
 from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain._training.mode import LocalSteps
-from ringtrain._training.session import Session
+from ringtrain._training.session import NewWorld, Session
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.modes.base import AroundSteps, State
@@ -101,15 +101,10 @@ class LocalStepsMode(AroundSteps):
         """That of the exact mode: the worker follows worlds by itself."""
         return None if self._exact is None else self._exact.order()
 
-    def enter_world(self) -> None:
+    def enter_world(self, change: NewWorld) -> None:
         """The exact mode; the worker follows worlds by itself."""
         if self._exact is not None:
-            self._exact.enter_world()
-
-    def renumber(self) -> None:
-        """The exact mode."""
-        if self._exact is not None:
-            self._exact.renumber()
+            self._exact.enter_world(change)
 
     def set_passes_per_step(self, passes: int) -> None:
         """Of exact steps."""

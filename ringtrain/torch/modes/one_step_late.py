@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from ringtrain._runtime.context import Context
-from ringtrain._training.adapter.numbering import next_number
+from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.late import Flight, Late
 from ringtrain._training.needs import check_needs
 from ringtrain._training.presence import DENSE, MISSING, is_there
 from ringtrain._training.rounds import Rounds, Stage
+from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
@@ -44,12 +45,14 @@ class OneStepLateMode(AroundSteps):
     def __init__(self, settings: ReductionSettings, averages_passes: bool):
         self._settings = settings
         self._session = settings.session
+        self._number = Number(self._session, "optimizer")
         self._averages_passes = averages_passes
         self._late = Late(TORCH)
         self._has_exchanged = False  # in the step under way
         self._flushes = False
         self._shown: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
-        self._enter_world()
+        self._go_on(NewWorld.NUMBERED)
+        self._session.on_new_world(self._go_on)
 
     @classmethod
     def of(cls, optimizer: Any, wrapping: Wrapping) -> "OneStepLateMode":
@@ -68,23 +71,22 @@ class OneStepLateMode(AroundSteps):
         """The rank that this optimizer acts for, in the current epoch."""
         return self._session.context
 
-    def order(self) -> int | None:
+    def order(self) -> int:
         """Its place among the optimizers of its world."""
-        return int(self.prefix.rpartition(".")[2])
+        return self._number.value
 
-    def enter_world(self) -> None:
-        """Goes on in the present world, if it is not the last one; what has not arrived in that one is lost."""
-        if self._session.has_moved():
+    @property
+    def prefix(self) -> str:
+        """Of all names that this optimizer submits; unique among the optimizers of the process set."""
+        return self._number.prefix
+
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in the present world; what has not arrived in the one before is lost."""
+        self._session.follow(change)
+
+    def _go_on(self, change: NewWorld) -> None:
+        if change is not NewWorld.NUMBERED:
             self._late.flight, self._has_exchanged = None, False
-            self._enter_world()
-
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
-        self._session.has_moved()
-        self._enter_world()
-
-    def _enter_world(self) -> None:
-        self.prefix = f"optimizer.{next_number(self._session.context, self._session.process_set_id, 'optimizer')}"
         terms, replica = self._settings.terms, self._settings.replica()
         self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
 
@@ -102,7 +104,7 @@ class OneStepLateMode(AroundSteps):
         Raises:
             RingtrainError: the exchange of the step before has failed, or ranks have other settings.
         """
-        self.enter_world()
+        self._session.follow()
         trained = _trained(optimizer)
         self._arrive()
         arrived = self._late.take()
@@ -168,7 +170,7 @@ class OneStepLateMode(AroundSteps):
 
     def flush(self, optimizer: Any) -> None:
         """Applies the gradients that are left; the next step has nothing to apply, as the first one."""
-        self.enter_world()
+        self._session.follow()
         self._arrive()
         arrived = self._late.take()
         if not arrived:
@@ -266,7 +268,7 @@ class OneStepLateMode(AroundSteps):
 
     def common_state(self, optimizer: Any) -> Any:
         """The gradients that the next step applies, by name; the same on all ranks. Waits for them."""
-        self.enter_world()
+        self._session.follow()
         self._arrive()
         names = optimizer._parameter_names
         return {names[parameter]: gradient.clone() for parameter, gradient in self._late.arrived.items()}
@@ -288,7 +290,7 @@ class OneStepLateMode(AroundSteps):
                     "state of this model."
                 )
             arrived[parameter] = gradient.to(parameter.device, parameter.dtype, copy=True)
-        self.enter_world()
+        self._session.follow()
         with suppress(RingtrainError):
             self._arrive()  # so that no name stays in flight
         self._late.flight, self._late.arrived, self._has_exchanged = None, arrived, False
@@ -299,7 +301,7 @@ class OneStepLateMode(AroundSteps):
         """What compression has lost of these gradients, those on their way included. None without such a compression."""
         if not self._settings.makes_up_for_losses:
             return None
-        self.enter_world()
+        self._session.follow()
         self._arrive()
         return self._losses()
 

@@ -16,6 +16,7 @@ from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.rounds import Stage
+from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch import parameters
 from ringtrain.torch.coexistence import refuse_shared_parameters
@@ -94,17 +95,16 @@ class SynchronousMode(AroundSteps):
         """Changes ``passes_per_step``, between two steps."""
         self._exchange.passes.set_per_step(passes)
 
-    def order(self) -> int | None:
+    def order(self) -> int:
         """Its place among the optimizers of its world."""
         return self._exchange.number
 
-    def enter_world(self) -> None:
-        """Goes on in the present world, if it is not the last one that this optimizer was used in."""
-        self._exchange.catch_up()
-
-    def renumber(self) -> None:
-        """Goes on under the next number, in the present world, in which nothing was sent so far."""
-        self._exchange.renumber()
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in the present world; where a step begins anew there, what passes have left is looked at first."""
+        if change is NewWorld.ANEW:
+            self._exchange.catch_up()
+        else:
+            self.settings.session.follow(change)
 
     @property
     def guarded(self) -> Exchange:
