@@ -4,6 +4,7 @@ For optimizers of which each rank updates its share (``torch.modes.sharded_step`
 multiples of ``ALIGNMENT``, and so do the shares, which are equally long: gaps and the end are padding.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,44 @@ class Layout(NamedTuple):
             if first < last:
                 found.append(Piece(tensor, first - offset, last - offset, first - start))
         return found
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it begins, and how far it reaches, in each dimension."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return math.prod(self.sizes)
+
+    def in_row(self, row: int) -> "Box":
+        """The box of a tensor with a dimension more in front, in one of whose rows this one lies."""
+        return Box((row, *self.offsets), (1, *self.sizes))
+
+
+def boxes(shape: Sequence[int], first: int, last: int) -> list[Box]:
+    """The boxes that a run of a tensor's elements in row-major order consists of, in that order.
+
+    Example:
+        >>> boxes([3, 4], 2, 8)  # the end of the first row, and the second one
+        [Box(offsets=(0, 2), sizes=(1, 2)), Box(offsets=(1, 0), sizes=(1, 4))]
+    """
+    if first >= last:
+        return []
+    if len(shape) < 2:
+        return [Box((first,) * len(shape), (last - first,) * len(shape))]
+    inner, row = shape[1:], math.prod(shape[1:])
+    begin, end = -(-first // row), last // row  # of the rows that are all in it
+    if begin > end:
+        return [box.in_row(end) for box in boxes(inner, first - end * row, last - end * row)]
+    head = (
+        [box.in_row(begin - 1) for box in boxes(inner, first - (begin - 1) * row, row)] if first < begin * row else []
+    )
+    whole = [Box((begin, *(0 for _ in inner)), (end - begin, *inner))] if begin < end else []
+    return [*head, *whole, *(box.in_row(end) for box in boxes(inner, 0, last - end * row))]
 
 
 def laid_out(counts: Sequence[int], members: int) -> Layout:

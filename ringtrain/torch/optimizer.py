@@ -296,6 +296,46 @@ class _Distributed(_Optimizer):
         """
         self._mode.gather_state(to)
 
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """With ``ShardedStep``: this rank's share of the state, for ``torch.distributed.checkpoint`` to save or to load into.
+
+        Example:
+            >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), mode=hvd.ShardedStep(model))
+            >>> loss_of(model(x), y).backward()
+            >>> optimizer.step()
+            >>> state = {"model": model.state_dict(), "optimizer": optimizer.sharded_state_dict()}
+
+        ``torch.distributed.checkpoint.save(state, checkpoint_id="folder")`` writes it on all ranks together, and ``load`` reads
+        into it; then comes ``load_sharded_state_dict(state["optimizer"])``. No rank needs memory for the whole. Names, shapes
+        and places are those of ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict``, so that any number of ranks
+        loads it, in any mode. Before the first step it has the state that such a step makes, to be loaded into.
+
+        Returns:
+            ``state``, by the parameters' names, and ``param_groups``. Tensors with an element for each of a parameter's have
+            its shape, and this rank's elements alone; the others are whole.
+
+        Raises:
+            InvalidArgumentError: in another mode, or a world of one, where each rank has all of the state.
+        """
+        state = self._mode.sharded_state(self)
+        if state is None:
+            raise InvalidArgumentError(
+                "sharded_state_dict: the optimizer must have mode=ShardedStep(...), and ranks to share its state with, but each rank "
+                "has all of it. Use torch.distributed.checkpoint.state_dict.get_optimizer_state_dict()."
+            )
+        return state
+
+    def load_sharded_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on with what ``sharded_state_dict`` has returned on this rank, once a checkpoint was loaded into it.
+
+        A begun step starts anew. Whole tensors under the same names will do, too. On all ranks together.
+
+        Raises:
+            InvalidArgumentError: it is of other parameters; or as for ``sharded_state_dict``.
+        """
+        self.sharded_state_dict()
+        self._mode.load_sharded_state(self, state_dict)
+
     def compression_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """What ``Compression.int8``, ``int4`` or ``powersgd`` has lost and makes up for in what is sent next.
 

@@ -137,6 +137,13 @@ class OptimizerMode:
     def gather_state(self, to: int | None) -> None:
         """Makes the optimizer's state whole on one rank, or on all with None; on all ranks together."""
 
+    def sharded_state(self, optimizer: Any) -> State | None:
+        """This rank's share of the state, as ``torch.distributed.checkpoint`` takes it; None where each rank has all of it."""
+        return None
+
+    def load_sharded_state(self, optimizer: Any, state: State) -> None:
+        """Goes on with it."""
+
     def share_with(self, root: int) -> None:
         """The state of one rank is about to be given to all: makes it whole there; on all ranks together."""
 

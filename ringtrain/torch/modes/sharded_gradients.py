@@ -15,6 +15,7 @@ from ringtrain._binding.buffers import as_buffer
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece
 from ringtrain.errors import UnsupportedError
+from ringtrain.torch.modes.sharded_checkpoint import StateShard
 
 _aten: Any = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
@@ -94,10 +95,22 @@ class SentGradient(torch.Tensor):
         """The part's, with its place; None where there is none."""
         return None if self.part not in state else (self._piece, dict(state[self.part]))
 
+    def shards_of(self, name: str, state: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+        """The part's, of which values with an element for each of the parameter's are shards of the whole ones."""
+        assert self.part is not None
+        return {
+            key: StateShard.of(name, self.shape, value, self._piece) if _fits(value, self._piece) else value
+            for key, value in state[self.part].items()
+        }
+
+    def take_shards(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The part's state of such shards, or of whole values."""
+        return {key: each.own if isinstance(each, StateShard) else self.part_of(each) for key, each in values.items()}
+
     def put_together(self, whole: dict[str, Any], piece: Piece, part: dict[str, Any]) -> None:
         """Adds what a rank has of the state to that of the parameter."""
         for key, value in part.items():
-            if isinstance(value, torch.Tensor) and value.shape == (piece.last - piece.first,):
+            if _fits(value, piece):
                 if key not in whole:
                     whole[key] = torch.zeros(self.parameter.shape, dtype=value.dtype)
                 whole[key].view(-1)[piece.first : piece.last] = value
@@ -182,6 +195,11 @@ class SentGradients:
             reduction=reduction, process_set=session.process_set_id, waits=True,
         ).wait()  # fmt: skip
         return [float(each) for each in own]
+
+
+def _fits(value: Any, piece: Piece) -> bool:
+    """Whether a value of a part's state has an element for each of the part's."""
+    return isinstance(value, torch.Tensor) and value.shape == (piece.last - piece.first,)
 
 
 def _values_of(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -5,15 +5,18 @@ The first step keeps of it what belongs to this rank's parts. ``consolidate`` pu
 that optimizers of any kind, on any number of ranks, load.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._training.adapter.checks import named_ranks
 from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.torch.modes.sharded_buckets import SharedBucket
+from ringtrain.torch.modes.sharded_gradients import SentGradient
 
 _State = dict[Any, dict[str, Any]]
 
@@ -41,15 +44,18 @@ class SharedState:
         self._consolidated = None
         if self.is_whole:
             state: _State = self._optimizer().state
-            for sent in (each for bucket in self._buckets for each in bucket.sent):
+            for sent in self._sent():
                 whole = state.pop(sent.parameter, None)
                 if whole and sent.part is not None:
                     state[sent.part] = {key: sent.part_of(value) for key, value in whole.items()}
         self.is_whole = False
 
+    def _sent(self) -> list[SentGradient]:
+        return [each for bucket in self._buckets for each in bucket.sent]
+
     def forget(self) -> None:
         """Whole state is about to be loaded."""
-        for sent in (each for bucket in self._buckets for each in bucket.sent):
+        for sent in self._sent():
             self._optimizer().state.pop(sent.part, None)
         self._consolidated, self.is_whole = None, True
 
@@ -108,3 +114,67 @@ class SharedState:
             yield
         finally:
             optimizer.state = shares
+
+    # ---- shard by shard ----
+
+    def shards(self, update: Callable[[Mapping[torch.Tensor, torch.Tensor]], None]) -> dict[str, Any]:
+        """This rank's share, by the names of the parameters; that of a first step where there is none yet, to be loaded into.
+
+        Args:
+            update: has the optimizer step with other tensors in place of parameters.
+        """
+        optimizer = self._optimizer()
+        is_new = self.is_whole and not optimizer.state
+        self.deal_out()
+        if is_new:
+            self._begin(update)
+        names, state = optimizer._parameter_names, optimizer.state
+        shares = {
+            (name := names[sent.parameter]): sent.shards_of(name, state) for sent in self._sent() if sent.part in state
+        }
+        groups = [{**group, "params": [names[each] for each in group["params"]]} for group in optimizer.param_groups]
+        return {"state": shares, "param_groups": groups}
+
+    def _begin(self, update: Callable[[Mapping[torch.Tensor, torch.Tensor]], None]) -> None:
+        """Makes the state that a first step makes, by a step with tensors that nobody has."""
+        state = self._optimizer().state
+        trained = [each for each in self._sent() if each.part is not None and each.parameter.requires_grad]
+        stand_ins = {each.parameter: torch.zeros_like(each.part) for each in trained}
+        for stand_in in stand_ins.values():
+            stand_in.grad = torch.zeros_like(stand_in)
+        update(stand_ins)
+        for each in trained:
+            if (made := state.pop(stand_ins[each.parameter], None)) is not None:
+                state[each.part] = made
+
+    def take_shards(self, loaded: Mapping[str, Any]) -> None:
+        """Goes on with what ``shards`` has returned, and others may have written to; or with whole values under its names.
+
+        Raises:
+            InvalidArgumentError: it is of other parameters.
+        """
+        optimizer = self._optimizer()
+        _check_groups(optimizer, loaded)
+        self._consolidated, self.is_whole = None, False
+        optimizer.state.clear()
+        for sent in self._sent():
+            values = loaded["state"].get(optimizer._parameter_names[sent.parameter])
+            if sent.part is not None and values is not None:
+                optimizer.state[sent.part] = sent.take_shards(values)
+        for group, values in zip(optimizer.param_groups, loaded["param_groups"], strict=True):
+            group.update({key: value for key, value in values.items() if key != "params"})
+
+
+def _check_groups(optimizer: Any, loaded: Mapping[str, Any]) -> None:
+    names = optimizer._parameter_names
+    own = [[names[each] for each in group["params"]] for group in optimizer.param_groups]
+    theirs = [list(group["params"]) for group in loaded["param_groups"]]
+    if own != theirs:
+        raise InvalidArgumentError(
+            f"load_sharded_state_dict: parameters must be those of this optimizer, {_in_words(own)}, but are {_in_words(theirs)}. "
+            "Load the state of this model."
+        )
+
+
+def _in_words(groups: list[list[str]]) -> str:
+    return " and ".join(f"{len(names)} from '{names[0]}' to '{names[-1]}'" if names else "none" for names in groups)

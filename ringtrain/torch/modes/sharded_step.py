@@ -204,7 +204,10 @@ class ShardedStepMode(SynchronousMode):
         with torch.no_grad():
             for sent in bucket.sent:
                 sent.read()
-        parts = {sent.parameter: sent.part for sent in bucket.sent if sent.part is not None}
+        self._step_with(optimizer, {sent.parameter: sent.part for sent in bucket.sent if sent.part is not None})
+
+    def _step_with(self, optimizer: Any, parts: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """The user's own step, with parts in place of parameters, and without those that have none."""
         groups = optimizer.param_groups
         optimizer.param_groups = [
             {**group, "params": [parts[p] for p in group["params"] if p in parts]} for group in groups
@@ -247,6 +250,15 @@ class ShardedStepMode(SynchronousMode):
     def gather_state(self, to: int | None) -> None:
         """Puts the shares together on one rank, or on all with None."""
         self._state.consolidate(to)
+
+    def sharded_state(self, optimizer: Any) -> State:
+        """This rank's share of the state, as ``torch.distributed.checkpoint`` takes it."""
+        self._require_world()
+        return self._state.shards(partial(self._step_with, optimizer))
+
+    def load_sharded_state(self, optimizer: Any, state: State) -> None:
+        """Goes on with it; a begun step starts anew."""
+        super().load_state_dict(optimizer, self._state.take_shards, state)
 
     def share_with(self, root: int) -> None:
         """The root's state becomes whole, and others forget what they have."""
