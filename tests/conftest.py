@@ -12,6 +12,7 @@ import zlib
 
 import leaks
 import pytest
+import timeouts
 import turns
 import worlds
 from hypothesis import HealthCheck, settings
@@ -68,6 +69,7 @@ def is_costly(metafunc, size: int) -> bool:
 
 def pytest_configure(config):
     config.pluginmanager.register(leaks)
+    config.pluginmanager.register(timeouts)
     # What nohup, a shell's background job or a runner of tests ignores or blocks, all that the tests start would, too.
     for number, handler in SIGNALS.items():
         if signal.getsignal(number) == signal.SIG_IGN:

@@ -76,6 +76,20 @@ PLANTED = {
         def test_with_a_fixture(broken):
             pass
     """,
+    "test_late.py": """
+        import functools, time
+        import pytest
+
+        class ToldSlowly(Exception):
+            @functools.cache
+            def __str__(self):
+                time.sleep(1.5)
+                return "told slowly"
+
+        @pytest.mark.timeout(1)
+        def test_a_report_takes_longer_than_the_test_may():
+            raise ToldSlowly
+    """,
     "test_imports.py": "import no_such_module",
     "test_z_crash.py": """
         import ctypes
@@ -95,6 +109,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     options = [
         "-p",
         "failures",
+        "-p",
+        "timeouts",
         "-p",
         "no:cacheprovider",
         "-n",
@@ -155,6 +171,11 @@ def test_of_a_job_what_its_ranks_wrote_whatever_the_assertion_says(told: dict[st
 @pytest.mark.parametrize("test", ["test_a_job_hangs", "test_a_job_hangs_for_pytest"])
 def test_of_a_job_that_hangs_what_it_wrote_so_far(test: str, told: dict[str, list[str]]) -> None:
     assert told[test][-3:-1] == ["stdout:", "  [1] waits"]
+
+
+def test_the_time_of_a_test_does_not_end_in_its_report(told: dict[str, list[str]]) -> None:
+    """pytest-timeout would raise in pytest, and end the run."""
+    assert told["test_a_report_takes_longer_than_the_test_may"][2].endswith("ToldSlowly: told slowly")
 
 
 def test_of_what_no_test_says(told: dict[str, list[str]]) -> None:
