@@ -17,11 +17,12 @@
 #include "tensorflow/collective.h"
 #include "tensorflow/core_link.h"
 #include "tensorflow/kernel_api.h"
+#include "tensorflow/step_row.h"
 
 namespace ringtrain::tensorflow {
 namespace {
 
-enum class Shapes { kSame, kRows, kAlltoall, kScalar, kNone };
+enum class Shapes { kSame, kRows, kAlltoall, kScalar, kStepRow, kNone };
 
 struct OperationSpec {
   std::string name;
@@ -92,6 +93,7 @@ OperationSpec SpecOf(Operation operation) {
     case Shapes::kScalar:
       spec.outputs = {"last_rank: int32"};
       break;
+    case Shapes::kStepRow:  // of no collective
     case Shapes::kNone:
       break;
   }
@@ -102,6 +104,8 @@ constexpr const char* kCommonAttributes[] = {"tensor_name: string", "slot: int",
                                              "by_iteration: int", "G: int >= 0"};
 constexpr char kGates[] = "gates: G * resource";
 constexpr char kWorld[] = "RingtrainWorld";
+constexpr char kStepRow[] = "RingtrainStepRow";
+constexpr char kIsQuiet[] = "RingtrainIsQuiet";
 
 // ---- attributes ----
 
@@ -256,6 +260,11 @@ void InferScalar(TF_ShapeInferenceContext* context, TF_Status* status) {
   tf().TF_ShapeInferenceContextSetOutput(context, 0, scalar.get(), status);
 }
 
+void InferStepRow(TF_ShapeInferenceContext* context, TF_Status* status) {
+  ShapePointer row(tf().TF_ShapeInferenceContextVectorFromSize(context, kRow));
+  tf().TF_ShapeInferenceContextSetOutput(context, 0, row.get(), status);
+}
+
 void InferNothing(TF_ShapeInferenceContext*, TF_Status*) {}
 
 void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
@@ -268,6 +277,8 @@ void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
       return &InferAlltoall;
     case Shapes::kScalar:
       return &InferScalar;
+    case Shapes::kStepRow:
+      return &InferStepRow;
     default:
       return &InferNothing;
   }
@@ -279,12 +290,12 @@ void (*InferenceFor(Shapes shapes))(TF_ShapeInferenceContext*, TF_Status*) {
 std::string NameOf(const std::string& spec) { return spec.substr(0, spec.find(':')); }
 
 void Define(const char* name, Shapes shapes, const std::vector<std::string>& attributes,
-            const std::vector<std::string>& inputs, const std::vector<std::string>& outputs) {
+            const std::vector<std::string>& inputs, const std::vector<std::string>& outputs, bool is_stateful = true) {
   TF_OpDefinitionBuilder* builder = tf().TF_NewOpDefinitionBuilder(name);
   for (const std::string& attribute : attributes) tf().TF_OpDefinitionBuilderAddAttr(builder, attribute.c_str());
   for (const std::string& input : inputs) tf().TF_OpDefinitionBuilderAddInput(builder, input.c_str());
   for (const std::string& output : outputs) tf().TF_OpDefinitionBuilderAddOutput(builder, output.c_str());
-  tf().TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  tf().TF_OpDefinitionBuilderSetIsStateful(builder, is_stateful);
   tf().TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, InferenceFor(shapes));
   StatusPointer status = NewStatus();
   tf().TF_RegisterOpDefinition(builder, status.get());  // errors come out of tf.load_op_library
@@ -348,16 +359,27 @@ void RegisterWorldQuestion() {
                    device == std::string("GPU") ? std::vector<std::string>{"answer"} : std::vector<std::string>{});
 }
 
+// Where calls of the host are made, too.
+void RegisterStepRow() {
+  RegisterKernel(tf().TF_NewKernelBuilder(kStepRow, "CPU", &CreateStepRow, &ComputeStepRow, &DeleteStepRow), kStepRow,
+                 {});
+  RegisterKernel(tf().TF_NewKernelBuilder(kIsQuiet, "CPU", nullptr, &ComputeIsQuiet, nullptr), kIsQuiet, {});
+}
+
 template <size_t... kIndices>
 void DefineOperations(std::index_sequence<kIndices...>) {
   (DefineCollective<kIndices>(), ...);
   Define(kWorld, Shapes::kScalar, {"what: string", "slot: int", "process_set: int"}, {}, {"answer: int32"});
+  Define(kStepRow, Shapes::kStepRow, {"digest: int", "schedule: int", "G: int >= 0"}, {"rate: double", kGates},
+         {"row: uint8"});
+  Define(kIsQuiet, Shapes::kScalar, {}, {"most: uint8"}, {"quiet: bool"}, false);
 }
 
 template <size_t... kIndices>
 void RegisterKernels(bool tensors_stay_on_gpus, std::index_sequence<kIndices...>) {
   (RegisterCollective<kIndices>(tensors_stay_on_gpus), ...);
   RegisterWorldQuestion();
+  RegisterStepRow();
 }
 
 // Runs while tf.load_op_library loads this library. With a function missing nothing is defined, and Python is told

@@ -3,8 +3,8 @@
 In each step the ranks take the maximum of their rows, beside the gradients. It tells whether any rank steps with other
 settings, and whether any asks for a look. Then all take the maximum of the digests of their parameters. Both are operations
 of the framework, which wait for no other rank on the host: only where ranks differ does a call of the host, which tells
-the others what this rank has, and raises. The row of a step that asks for nothing follows from the settings alone, so a
-graph may make it by itself, and call the host seldom (``rest``).
+the others what this rank has, and raises. A row follows from the settings, and from the schedule of the looks: a graph of
+TensorFlow makes it by itself. A program of JAX makes those that ask for nothing, and calls the host seldom (``rest``).
 """
 
 import contextlib
@@ -20,14 +20,15 @@ from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
-from ringtrain._training.drift import Named, Replica, Settings, Words, digest_of
+from ringtrain._training.drift import Named, Replica, Settings, Words
+from ringtrain._training.look_schedule import LookSchedule
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
 SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
 ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for
-_REST = 0.25  # seconds, about, after which a graph calls the host again
+_REST = 0.25  # seconds, about, after which a program calls the host again
 _LOOK = 5e-3  # seconds of a look beside the reading: a call of the host, and an operation more
 _COPIED = 4e9  # bytes a second, into the memory that the host gets
 
@@ -69,6 +70,10 @@ class Watch:
         first_look: the number of the step of a world that asks for the first look, counted from 0: behind what a script
             broadcasts after its first step, of several updates perhaps. When ranks were made alike it is the second one.
         clock: in seconds.
+
+    Attributes:
+        name: of its operations.
+        schedule: in which steps of this world a look is asked for.
     """
 
     def __init__(
@@ -78,29 +83,33 @@ class Watch:
         self.name = f"{name}.replica"
         self._session, self._called, self._forms, self._clock = session, called, forms, clock
         self._differences = Differences(session, self.name, name)
-        self._first_look = first_look
+        self.schedule = LookSchedule(first_look=first_look)
         self._settings: Settings = {}
         self._rate: Any = None
         self._wake: Callable[[], None] = lambda: None
         self._parameters: Named = ()
-        self._muted = False
-        self._asks = False
         self._replica: Replica
-        self._steps = self._rests = 0
+        self._has_entered = False  # the world, before its first row was asked for here
+        self._rests = 0
         self._rested_at: float | None = None
-        session.on_new_world(self._begin)
+        session.on_new_world(self._meet_world)
         self._begin()
 
     def mute(self, muted: bool) -> None:
         """Compares nothing while ranks may have another model; once they have the same one, from the next step on."""
-        self._muted = muted
-        self._first_look = self._first_look if muted else 1
+        self.schedule.muted = muted
+        self.schedule.first_look = self.schedule.first_look if muted else 1
         self._begin()
         self._wake()
 
     def ask(self, always: bool) -> None:
         """Has the next step look at the parameters; if not ``always``, only where that takes little of the time."""
-        self._asks = always or self._replica.costs_little
+        self.schedule.asked = always or self._replica.costs_little
+
+    def enter_world(self) -> None:
+        """A world has begun for graphs, which make their rows by themselves and ask nobody for the world."""
+        self._begin()
+        self._has_entered = True
 
     # ---- in each step ----
 
@@ -114,37 +123,28 @@ class Watch:
         self._session.follow()
         self._settings, self._rate, self._parameters = settings, rate, ()  # which may be a copy of the whole model
         told = self._replica.tell(comes_alike=True)
-        # What a program takes to compile brings no look forward.
-        begun = self._steps > self._first_look or not drift.PERIOD
-        asks = not self._muted and ((begun and told.asks) or self._asks or self._steps == self._first_look)
-        self._asks = False
+        counts, asks = self.schedule.take(self._clock())
         own = _with_complement(np.array([told.settings, _bits(rate)], np.uint64))
-        if self._muted or not self._steps:  # they may be broadcast after the first step
-            own = np.zeros_like(own)
-        self._steps += 1
-        return np.concatenate([own, np.array([asks], np.uint8)])
+        return np.concatenate([own if counts else np.zeros_like(own), np.array([asks], np.uint8)])
 
     def rest(self) -> int:
-        """For a graph, behind ``row``: in how many of the next steps it need not ask for one, as it would say ``quiet_row``.
+        """For a program, behind ``row``: in how many of the next steps it need not ask for one, as it would ask for no look.
 
         So many that about a quarter of a second passes; none while ranks are made alike, and where a look is due.
         """
         now, before = self._clock(), self._rested_at
         steps, self._rested_at = self._rests + 1, now
         seconds = min(_REST, self._replica.seconds_left)
-        if self._muted or self._steps <= self._first_look or before is None or seconds <= 0:
+        schedule = self.schedule
+        if schedule.muted or schedule.steps <= schedule.first_look or before is None or seconds <= 0:
             self._rests = 0
         else:
             self._rests = int(min(steps * seconds / max(now - before, 1e-9), 2 * steps))
         return self._rests
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Has a function called that ends the rest of a graph."""
+        """Has a function called that ends the rest of a program."""
         self._wake = wake
-
-    def wake(self) -> None:
-        """Has the next step ask for its row, as in another world."""
-        self._wake()
 
     def is_quiet(self, most: np.ndarray) -> bool:
         """Whether a step's maximum says that all is well, and nobody asks for a look."""
@@ -176,19 +176,26 @@ class Watch:
         self._replica.hear(any_asks=True)
         self._replica.note_step()
         self._replica.tell(comes_alike=False)  # it is to be shown where ranks differ
+        self._plan_look()
         digests = self._replica.shown.digests
         found = np.zeros(len(parameters), np.int64) if digests is None else digests
         return _with_complement(found.view(np.uint64))
 
-    def judge(self) -> None:
-        """The maximum of the digests says that parameters differ.
+    def judge(self, found: np.ndarray) -> None:
+        """Ends a look.
+
+        Args:
+            found: the maximum of the digests, as bytes.
 
         Raises:
-            MismatchError: by more than the rounding of processors; the same on all ranks.
+            MismatchError: parameters differ by more than the rounding of processors; the same on all ranks.
         """
+        if are_equal(found):
+            return
         with _noted():
             self._replica.compares = waited(self._differences.judge_parameters(self._replica))
         self._parameters = ()
+        self._plan_look()
 
     # ---- for steps that run on the host ----
 
@@ -206,21 +213,30 @@ class Watch:
         if self.is_quiet(most):
             return
         found = self._maximum("parameters", self.digests(most, parameters())).agreed()
-        if not are_equal(np.frombuffer(found, np.uint8)):
-            self.judge()
+        self.judge(np.frombuffer(found, np.uint8))
 
     def _maximum(self, what: str, own: np.ndarray) -> Agreement:
         session = self._session
         name = f"{self.name}.{what}"
         return Agreement(session.context, session.process_set_id, name, own.tobytes(), _WHO_IS_MISSING)
 
-    def _begin(self, _: NewWorld = NewWorld.ANEW) -> None:
+    def _meet_world(self, _: NewWorld) -> None:
+        if not self._has_entered:
+            self._begin()
+        self._has_entered = False
+
+    def _begin(self) -> None:
         """In a world, or when ranks have been made alike: the first look comes again."""
-        self._steps, self._rests, self._rested_at = 0, 0, None
+        self._rests, self._rested_at = 0, None
         self._replica = Replica(
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
             self._forms.processor, self._clock, _beside,
         )  # fmt: skip
+        self.schedule.steps = 0
+        self._plan_look()
+
+    def _plan_look(self) -> None:
+        self.schedule.plan(self._clock() + self._replica.seconds_left, in_each_step=not drift.PERIOD)
 
 
 class Comparison:
@@ -268,11 +284,6 @@ def _noted() -> Iterator[None]:
 
 def _beside(parameters: Named) -> float:
     return _LOOK + sum(getattr(each, "nbytes", 0) for _, each in parameters) / _COPIED
-
-
-def quiet_digest(settings: Settings) -> np.ndarray:
-    """uint8: the first half of what is said of settings, before the learning rate, in a step that asks for nothing."""
-    return np.array([digest_of(settings)], np.uint64).view(np.uint8)
 
 
 def are_equal(most: np.ndarray) -> bool:

@@ -107,8 +107,7 @@ def watched_in_a_program(
             return watch.digests(np.asarray(most), list(zip(names_of_compared, values, strict=True)), told)
 
         own = _on_host(digests, 16 * len(compared), [most, *settings.values(), *compared.values()])
-        found = _maximum(own, f"{watch.name}.parameters", process_set)
-        return jax.lax.cond(_are_equal(found), lambda: jnp.array(True), lambda: _judged(watch))
+        return _judged(watch, _maximum(own, f"{watch.name}.parameters", process_set))
 
     # Behind the gradients: a small program runs one instruction after the other, and the look is the last of the step.
     most = jax.lax.optimization_barrier((jax.lax.stop_gradient(gradients), most))[1]
@@ -207,12 +206,12 @@ def _on_host(function: Callable[..., np.ndarray], size: int, arguments: Any) -> 
     return io_callback(function, jax.ShapeDtypeStruct((size,), np.uint8), *arguments)
 
 
-def _judged(watch: Watch) -> Any:
-    def judge() -> np.ndarray:
-        watch.judge()
+def _judged(watch: Watch, found: Any) -> Any:
+    def judge(found: Any) -> np.ndarray:
+        watch.judge(np.asarray(found))
         return np.array(True)
 
-    return io_callback(judge, jax.ShapeDtypeStruct((), np.bool_))
+    return io_callback(judge, jax.ShapeDtypeStruct((), np.bool_), found)
 
 
 def _are_equal(most: Any) -> Any:

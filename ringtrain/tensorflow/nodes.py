@@ -36,7 +36,7 @@ def run(
     eager = tf.executing_eagerly()
     results = getattr(ops, f"ringtrain_{operation}")(
         *inputs,
-        gates=[] if eager else [_gate()],
+        gates=[] if eager else [gate()],
         tensor_name=name or ("" if eager else names.claim_for(operation, inputs)),
         slot=current_slot(),
         by_iteration=int(not (eager or tf.compat.v1.executing_eagerly_outside_functions())),
@@ -66,6 +66,6 @@ REDUCING: dict[str, int] = {
 }
 
 
-def _gate() -> tf.Tensor:
+def gate() -> tf.Tensor:
     """A resource of its own for an operation in a graph, whose only use is that TensorFlow orders it after no other."""
     return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringtrain_gate")

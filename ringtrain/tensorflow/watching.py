@@ -1,7 +1,7 @@
 """``ringtrain._training.watch`` in steps of TensorFlow: eager, or in a graph, where nothing on the host waits for other ranks.
 
-A graph makes most of its rows by itself; a call of the host gives one now and then and, where a look is asked for, the
-digests of the parameters. Operations of the graph take the maxima. Gradients come out behind all that, so that no update is
+A graph makes its rows by itself; where a look is asked for, a call of the host gives the digests of the parameters.
+Operations of the graph take the maxima. Gradients come out behind all that, so that no update is
 made before it is known that ranks step alike.
 """
 
@@ -15,14 +15,15 @@ import tensorflow as tf
 from ringtrain._bootstrap.processors import kind_with_cores
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
-from ringtrain._training.drift import Settings, Words
+from ringtrain._training.adapter.slots import Slots
+from ringtrain._training.drift import Settings, Words, digest_of
 from ringtrain._training.session import Session
-from ringtrain._training.watch import ARRAYS, ROW, Comparison, Forms, Watch, quiet_digest
+from ringtrain._training.watch import ARRAYS, Comparison, Forms, Watch
 from ringtrain.elastic.transparent import followed
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept
-from ringtrain.tensorflow.library import on_new_world
+from ringtrain.tensorflow.library import current_slot, on_new_world, ops
 
 Gradients = list[Any]
 
@@ -114,7 +115,7 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
     there = [each.values if isinstance(each, tf.IndexedSlices) else each for each in reduced if each is not None]
     with tf.device("CPU:0"), tf.control_dependencies(there):
         alike = tf.cond(
-            tf.logical_and(_are_equal(most[:-1]), tf.equal(most[-1], 0)),
+            ops.ringtrain_is_quiet(most),
             lambda: tf.constant(True),
             lambda: _looked(compared, rates, process_set, most),
         )
@@ -126,55 +127,22 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
 
 
 def _row(watch: Watch, settings: Settings, rates: list[tf.Tensor]) -> tf.Tensor:
-    """What this rank says in the step: most rows the graph makes by itself, since a call of the host costs more than all else."""
-
-    def on_host(*rate: Any) -> tuple[np.ndarray, np.int64]:
-        return watch.row(settings, *rate), np.int64(watch.rest())
-
-    if naming.in_session_graph():  # whose variables somebody would have to initialise
-        return _on_host(lambda *rate: watch.row(settings, *rate), rates, ROW)
-    resting = _resting(watch)
-
-    def asked() -> tf.Tensor:
-        row, steps = tf.numpy_function(on_host, rates, (tf.uint8, tf.int64))
-        resting.assign(tf.ensure_shape(steps, ()))
-        return tf.ensure_shape(row, (ROW,))
-
-    def quiet() -> tf.Tensor:
-        rate = tf.bitcast(tf.cast(tf.reshape(rates[0], ()), tf.float64), tf.uint8) if rates else tf.zeros([8], tf.uint8)
-        said = tf.concat([tf.constant(quiet_digest(settings)), rate], 0)
-        return tf.concat([said, tf.bitwise.invert(said), tf.zeros([1], tf.uint8)], 0)
-
-    return tf.cond(resting.assign_sub(1, read_value=True) >= 0, quiet, asked)
+    """``Watch.row``, by an operation of our library: a call of the host would cost a step more than all else."""
+    _of_graphs[watch] = current_slot()
+    rate = tf.cast(rates[0], tf.float64) if rates else tf.zeros([], tf.float64)
+    return ops.ringtrain_step_row(
+        rate, gates=[nodes.gate()], digest=digest_of(settings), schedule=watch.schedule.address
+    )
 
 
-with tf.init_scope():  # the class itself: of a tf.function that makes a tf.Variable there are two tracings
-    _Variable: Any = type(tf.Variable(0))
+def _enter_world() -> None:
+    for watch, slot in list(_of_graphs.items()):
+        if slot == Slots.DEFAULT:
+            watch.enter_world()
 
 
-def _resting(watch: Watch) -> tf.Variable:
-    """In how many of the next steps a watch's graphs need not ask for a row."""
-    if (resting := _restings.get(watch)) is None:
-        with tf.init_scope(), tf.device("CPU:0"):
-            resting = _restings[watch] = _Variable(0, dtype=tf.int64, trainable=False, name="ringtrain_resting")
-        refer = weakref.ref(resting)
-        watch.wakes(lambda: _wake(refer()))
-    return resting
-
-
-def _wake(resting: tf.Variable | None) -> None:
-    if resting is not None:
-        with tf.init_scope():
-            resting.assign(0)
-
-
-def _wake_all() -> None:
-    for watch in list(_restings):
-        watch.wake()
-
-
-_restings: "weakref.WeakKeyDictionary[Watch, tf.Variable]" = weakref.WeakKeyDictionary()
-on_new_world(_wake_all)
+_of_graphs: "weakref.WeakKeyDictionary[Watch, int]" = weakref.WeakKeyDictionary()  # with the slots of their ranks
+on_new_world(_enter_world)
 
 
 def _looked(compared: Comparison, rates: list[tf.Tensor], process_set: ProcessSet, most: tf.Tensor) -> tf.Tensor:
@@ -187,22 +155,12 @@ def _looked(compared: Comparison, rates: list[tf.Tensor], process_set: ProcessSe
         rate, values = (found[0], found[1:]) if rates else (None, found)
         return watch.digests(np.asarray(most), list(zip(names, values, strict=True)), settings, rate)
 
-    own = _on_host(digests, [most, *rates, *(_values(variable) for _, variable in parameters)], 16 * len(names))
-    found = _maximum(own, f"{watch.name}.parameters", process_set)
-    return tf.cond(_are_equal(found), lambda: tf.constant(True), lambda: _judged(watch))
-
-
-def _judged(watch: Watch) -> tf.Tensor:
-    def judge() -> np.ndarray:
-        watch.judge()
+    def judge(found: Any) -> np.ndarray:
+        watch.judge(np.asarray(found))
         return np.array(True)
 
-    return tf.ensure_shape(tf.numpy_function(judge, [], tf.bool), ())
-
-
-def _on_host(function: Callable[..., np.ndarray], inputs: Sequence[Any], size: int) -> tf.Tensor:
-    """The bytes that a function returns when the graph runs."""
-    return tf.ensure_shape(tf.numpy_function(function, list(inputs), tf.uint8), (size,))
+    own = tf.numpy_function(digests, [most, *rates, *(_values(variable) for _, variable in parameters)], tf.uint8)
+    return tf.numpy_function(judge, [_maximum(own, f"{watch.name}.parameters", process_set)], tf.bool)
 
 
 def _maximum(own: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
@@ -210,13 +168,6 @@ def _maximum(own: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
         "allreduce", [[own]], naming.claim(name), id_of(process_set), reduction=Max,
         prescale_bits=nodes.bits(1.0), postscale_bits=nodes.bits(1.0), compression=0,
     )[0]  # fmt: skip
-
-
-def _are_equal(most: tf.Tensor) -> tf.Tensor:
-    """``watch.are_equal``, in a graph."""
-    half = most.shape[0] // 2
-    alike = tf.reduce_all(tf.equal(most[:half], tf.bitwise.invert(most[half:])))
-    return tf.logical_or(alike, tf.reduce_all(tf.equal(most, 0)))
 
 
 def _values(variable: Any) -> tf.Tensor:

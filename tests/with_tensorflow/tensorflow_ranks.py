@@ -11,6 +11,7 @@ import tensorflow as tf
 from mpi4py import MPI
 
 import ringtrain.tensorflow as hvd
+from ringtrain.tensorflow import watching
 
 sum_of_ranks = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="sum_of_ranks"))
 
@@ -43,6 +44,9 @@ def ask_a_graph_of_an_ended_world() -> None:
         raise AssertionError("a graph went on without a world")
     hvd.init()
     assert sum_of_ranks(tf.constant(2.0)) == 4.0
+    assert [watch.schedule.steps for watch in watching._of_graphs] == [
+        0
+    ]  # of `train`, which has made some in the first world
 
 
 def lose_a_rank() -> None:

@@ -5,15 +5,19 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import time
 
 import drifts
+import numpy as np
 import pytest
 import tensorflow as tf
 from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.tensorflow as hvd
-from ringtrain._training import drift, watch
+from ringtrain._training.drift import Words, digest_of
+from ringtrain._training.session import Session
+from ringtrain._training.watch import Watch
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.tensorflow import watching
 
@@ -103,22 +107,50 @@ def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always):
     two.run(body)
 
 
-def test_a_row_of_a_graph_is_that_of_the_host(two, monkeypatch):
-    """In step 50 rank 1 asks its host, and rank 0 does not."""
-    monkeypatch.setattr(drift, "PERIOD", float("inf"))
-    monkeypatch.setattr(watch, "_REST", float("inf"))
+@pytest.mark.parametrize("rate", [None, 0.1, 3.0], ids=str)
+def test_a_row_of_a_graph_is_that_of_the_host(two, rate):
+    """In each step, whatever was asked for, and whatever the schedule of the looks says."""
 
-    def wakes(step, variables):
-        for each in list(watching._restings) if step == 50 else []:
-            if each._session.context.rank == rt.rank() == 1:
-                each.wake()
+    def changes(step, each, now):
+        if step in (15, 16):
+            each.ask(always=True)
+        elif step in (20, 25):
+            each.mute(step == 20)
+        elif step in (30, 33):
+            each.schedule.due = now + (1e9 if step == 30 else -1.0)
+        elif step == 36:
+            each.enter_world()
 
-    first, second = two.run(lambda rank: trains(True, 1.0, wakes, steps=52))
-    assert first == second
+    def body(rank):
+        in_graph, on_host = (Watch(Session(rt.global_process_set), "model", Words("broadcast()")) for _ in range(2))
+        settings = {"momentum": 0.9}
+        graph = tf.function(lambda: watching._row(in_graph, settings, [] if rate is None else [tf.constant(rate)]))
+        said = set()
+        for step in range(40):
+            for each in (in_graph, on_host):
+                changes(step, each, time.monotonic())
+            row = graph().numpy()
+            assert row.tolist() == on_host.row(settings, rate).tolist(), step
+            assert bool(watching.ops.ringtrain_is_quiet(row)) == on_host.is_quiet(row)
+            said.add((bool(row[:-1].any()), bool(row[-1])))
+        return said
+
+    assert two.run(body) == [{(True, True), (True, False), (False, False)}] * 2
+
+
+def test_a_graph_finds_what_differs_in_a_maximum():
+    """In whichever byte, or that a rank asks for a look; a maximum in which nobody says anything is quiet."""
+    own = np.array([digest_of({"momentum": 0.9}), 7], np.uint64).view(np.uint8)
+    alike = np.concatenate([own, ~own, np.zeros(1, np.uint8)])
+    assert watching.ops.ringtrain_is_quiet(alike) and watching.ops.ringtrain_is_quiet(np.zeros_like(alike))
+    for place in range(alike.size):
+        most = alike.copy()
+        most[place] ^= 1
+        assert not watching.ops.ringtrain_is_quiet(most), place
 
 
 def test_a_function_is_traced_once(two):
-    """What counts the steps is a variable, and a tf.function that makes one has a second tracing."""
+    """A tf.function that makes a variable has a second tracing."""
 
     def body(rank):
         weights, traced = tf.Variable([1.0, 2.0]), []
