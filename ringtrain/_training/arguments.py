@@ -4,6 +4,7 @@ Optimizers, tapes and reductions call these with what the user gave, before anyt
 """
 
 import warnings
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from ringtrain._runtime.arguments import check_reduction, is_reduction
 from ringtrain._runtime.operations import Adasum, Average, Compression, Sum
 from ringtrain._training.grouping import Groups
+from ringtrain._training.mode import checked_mode
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
 
 
@@ -74,6 +77,25 @@ def check_passes(passes: Any, owner: str = "DistributedOptimizer") -> None:
     """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
     if not isinstance(passes, int) or passes < 1:
         raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
+
+
+def check_trainers_arguments(owner: str, arguments: Mapping[str, Any], refused: Mapping[str, str], trait: str) -> None:
+    """Checks what a trainer, such as Lightning's, is to give a ``DistributedOptimizer``.
+
+    Args:
+        owner: who speaks in the error.
+        arguments: by name.
+        refused: those that are the trainer's own, with what to do instead, in a sentence.
+        trait: of ``needs.TRAITS``: the trainer.
+
+    Raises:
+        InvalidArgumentError: one that is refused is among them, or no mode.
+        UnsupportedError: a mode that the trainer cannot serve.
+    """
+    for name, advice in refused.items():
+        if name in arguments:
+            raise InvalidArgumentError(f"{owner}: {name} must be left out. {advice}")
+    check_needs(checked_mode(arguments.get("mode"), owner).columns, {trait: True}, owner)
 
 
 def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:

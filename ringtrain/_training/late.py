@@ -11,7 +11,7 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._training.arrays import Arrays
 from ringtrain._training.differences import waited
 from ringtrain._training.rounds import Rounds
-from ringtrain.errors import RingtrainError
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 
 @dataclass
@@ -42,6 +42,15 @@ class Flight:
             except RingtrainError as failed:
                 self.problem = self.problem or failed
         self.operations = []
+
+
+def check_shape(owner: str, kind: str, name: str, given: tuple[int, ...], own: tuple[int, ...] | None) -> None:
+    """Raises InvalidArgumentError where a gradient that is loaded fits no parameter or variable; ``own`` is None for none."""
+    if own != given:
+        found = "none" if own is None else f"one of shape {own}"
+        raise InvalidArgumentError(
+            f"{owner} '{name}': expected a {kind} of shape {given} but found {found}. Load the state of this model."
+        )
 
 
 class Late:

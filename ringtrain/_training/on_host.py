@@ -18,7 +18,7 @@ from ringtrain._training import powersgd
 from ringtrain._training.arrays import NUMPY
 from ringtrain._training.differences import waited
 from ringtrain._training.feedback import Feedback
-from ringtrain._training.late import Flight, Late
+from ringtrain._training.late import Flight, Late, check_shape
 from ringtrain._training.powersgd import Approximation, Beginning, Memory, PowerSGD
 from ringtrain._training.presence import DENSE
 from ringtrain._training.rounds import Rounds, Stage
@@ -256,12 +256,7 @@ class HostReducer:
             InvalidArgumentError: it has a gradient that fits no variable.
         """
         for name, gradient in state.items():
-            if shapes.get(name) != tuple(gradient.shape):
-                shape = f"one of shape {shapes[name]}" if name in shapes else "none"
-                raise InvalidArgumentError(
-                    f"load_delayed_state '{name}': expected a variable of shape {tuple(gradient.shape)} but found {shape}. Load "
-                    "the state of this model."
-                )
+            check_shape("load_delayed_state", "variable", name, tuple(gradient.shape), shapes.get(name))
         self.take()
         self._late.arrived = {self._prefix + name: np.array(gradient, order="C") for name, gradient in state.items()}
 

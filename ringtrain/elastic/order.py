@@ -12,6 +12,7 @@ given up when another dealing begins, and dealt there. So ranks may have drawn a
 from collections.abc import Collection, Sequence
 
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
+from ringtrain.errors import InvalidArgumentError
 
 _POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
 _ALL = -1
@@ -20,6 +21,15 @@ _ALL = -1
 def batches_in(count: int, batch: int, drops_last: bool) -> int:
     """Batches of so many positions; a smaller one at the end is one, too, unless it is dropped."""
     return count // batch if drops_last else -(-count // batch)
+
+
+def refuse_second_pass(sampler: str, epoch: int, has_none_left: bool) -> None:
+    """Raises InvalidArgumentError where a script reads an epoch's samples again, of which none are left."""
+    if has_none_left:
+        raise InvalidArgumentError(
+            f"{sampler}: expected one pass over the samples of epoch {epoch} but found another one, for which none are left. "
+            "Have State.epochs count each pass as an epoch, and read other data with another sampler."
+        )
 
 
 class Order:

@@ -17,7 +17,7 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._training import sharding
 from ringtrain.elastic.adapters import register
 from ringtrain.elastic.likeness import refusal, unlike
-from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
+from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_second_pass
 from ringtrain.elastic.reading import Reader
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
@@ -118,11 +118,7 @@ class BatchSampler:
             raise InvalidArgumentError(f"BatchSampler: workers must be 0 at least, but is {workers}.")
         if self._follower is None:
             return map(load, self._pass())
-        if self._has_given_all and self.batches_left == 0:
-            raise InvalidArgumentError(
-                f"BatchSampler: expected one pass over the samples of epoch {self.epoch} but found another one, for which none are "
-                "left. Have State.epochs count each pass as an epoch, and read other data with another sampler."
-            )
+        refuse_second_pass("BatchSampler", self.epoch, self._has_given_all and self.batches_left == 0)
         self._batches_given = 0
         return Reader(self, load, workers)
 

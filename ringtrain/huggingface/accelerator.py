@@ -10,8 +10,7 @@ from accelerate.utils import DistributedType
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ringtrain._training.adapter.basics import is_initialized, size
-from ringtrain._training.mode import checked_mode
-from ringtrain._training.needs import check_needs
+from ringtrain._training.arguments import check_trainers_arguments
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 
@@ -82,10 +81,7 @@ class Accelerator(accelerate.Accelerator):
 def adopt(accelerator: Any, distributed_optimizer: Mapping[str, Any] | None) -> None:
     """Makes an Accelerator one of this class, which has prepared nothing yet; arguments and errors are the class's."""
     arguments = dict(distributed_optimizer or {})
-    for name, advice in _REFUSED.items():
-        if name in arguments:
-            raise InvalidArgumentError(f"Accelerator: {name} must be left out. {advice}")
-    check_needs(checked_mode(arguments.get("mode"), "Accelerator").columns, {"accelerate": True}, "Accelerator")
+    check_trainers_arguments("Accelerator", arguments, _REFUSED, "accelerate")
     if not is_initialized():
         raise InvalidArgumentError(
             "Accelerator: ringtrain's world must be open, but is not. Call "

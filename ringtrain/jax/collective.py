@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from ringtrain._binding import tables
 from ringtrain._runtime import operations
 from ringtrain._runtime.operations import Average
-from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, require_linear
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.jax import names
 from ringtrain.jax.library import TARGET
@@ -74,8 +74,7 @@ class Call(NamedTuple):
         layout = tables.OPERATIONS[self.operation].layout
         if layout == "kWhole":
             return shape
-        if not shape:
-            raise InvalidArgumentError(f"{self}: expected an array with at least one dimension but found a scalar.")
+        _require_rows(len(shape), self)
         rows, *rest = shape
         if layout == "kGather":
             return (rows * self.members if self.rows is None else self.rows, *rest)
@@ -155,11 +154,8 @@ def _differentiate(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any
 def _tangent(result: Any, tangent: Any, call: Call) -> Any:
     if type(tangent) is ad.Zero:
         return ad.Zero.from_primal_value(result)
-    if tables.OPERATIONS[call.operation].reduces and not is_linear(call.reduction):
-        raise UnsupportedError(
-            f"gradient of {call}: gradients need op Average or Sum, but it is "
-            f"{tables.REDUCTION_BY_ID[call.reduction].capitalize()}. Use jax.lax.stop_gradient before the operation."
-        )
+    if tables.OPERATIONS[call.operation].reduces:
+        require_linear(str(call), call.reduction, "Use jax.lax.stop_gradient")
     return collective(tangent, call.named(".tangent"))
 
 
@@ -186,13 +182,17 @@ def _scattering_to(operation: str) -> str:
     return next(row.name for row in tables.OPERATIONS.values() if row.reduces and row.adjoint == operation)
 
 
+def _require_rows(dimensions: int, call: Call) -> None:
+    if not dimensions:
+        raise InvalidArgumentError(f"{call}: expected an array with at least one dimension but found a scalar.")
+
+
 def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
     """The whole batch as one operation; where rows are exchanged, these stay the first dimension."""
     (array,), (dimension,) = arrays, dimensions
     if tables.OPERATIONS[call.operation].layout == "kWhole":
         return collective(array, call), dimension
-    if array.ndim == 1:
-        raise InvalidArgumentError(f"{call}: expected an array with at least one dimension but found a scalar.")
+    _require_rows(array.ndim - 1, call)
     return collective(jnp.moveaxis(array, dimension, 1), call), 1
 
 

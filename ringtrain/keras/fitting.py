@@ -15,10 +15,10 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
 from ringtrain.elastic.transparent import followed
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within
-from ringtrain.keras.replicas import unequal
+from ringtrain.keras.replicas import require_equal
 
 # Callbacks that write, and the attribute with the place. Classes of a user's own write as they say.
 PLACES = {
@@ -183,12 +183,9 @@ class EpochEndHooks:
 
 def _require_equal_stops(stops: bool, epoch: int, process_set: ProcessSet) -> None:
     """A rank that goes on would wait for those that do not."""
-    found = unequal({"stop_training": stops}, "fit.stops", process_set)
-    if found is not None:
-        raise MismatchError(
-            f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}, but is {found[1]}. Put "
-            "MetricAverageCallback before what decides by a metric, such as EarlyStopping."
-        )
+    demand = f"fit 'stop_training': it must be the same on all ranks at the end of epoch {epoch + 1}"
+    advice = "Put MetricAverageCallback before what decides by a metric, such as EarlyStopping"
+    require_equal({"stop_training": stops}, "fit.stops", process_set, demand, advice)
 
 
 def compare_replicas(model: Any, always: bool) -> None:

@@ -20,13 +20,17 @@ _TOLERANCE = 1e-3  # of the update's size; processors that round differently sta
 _PART = 1 << 20  # elements
 
 
-def unequal(own: dict[str, Any], operation: str, process_set: ProcessSet) -> tuple[str, str] | None:
-    """The first of some values that is not the same on all ranks, by its name, with what they have; None if all are.
+def require_equal(own: dict[str, Any], operation: str, process_set: ProcessSet, demand: str, advice: str) -> None:
+    """Compares some values, by their names, of the ranks of a ``fit``; collective, under the operation's name.
 
-    Collective, under the operation's name.
+    Raises:
+        MismatchError: the first that is not the same on all ranks, with what they have; the same on all.
     """
     everyone = allgather_object(own, operation, process_set)
-    return difference(list(zip(members_of(process_set), everyone, strict=True)))
+    found = difference(list(zip(members_of(process_set), everyone, strict=True)))
+    if found is not None:
+        name, values = found
+        raise MismatchError(f"{demand}, but {name} is {values}. {advice}.")
 
 
 class ReplicaGuard:

@@ -13,6 +13,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allreduce_async, broadcast_async_
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import MismatchError, UnsupportedError
 
@@ -142,6 +143,8 @@ def _agreed_names(variables: Sequence[Any], process_set: ProcessSet) -> list[str
     names = [path_of(variable) for variable in variables]
     everyone = allgather_object((described, names), "broadcast_variables.described", process_set)
     first, first_names = everyone[0]
+    demand = "broadcast_variables: the number of variables must be the same on all ranks"
+    advice = "Make the same model and optimizer everywhere, and build both before"
     for rank, (theirs, their_names) in zip(members_of(process_set), everyone, strict=True):
         place = next((place for place, pair in enumerate(zip(first, theirs, strict=False)) if pair[0] != pair[1]), None)
         if place is not None:
@@ -150,12 +153,7 @@ def _agreed_names(variables: Sequence[Any], process_set: ProcessSet) -> list[str
                 f"{_text(first[place])} on rank {members_of(process_set)[0]} and {_text(theirs[place])} "
                 f"('{their_names[place]}') on rank {rank}. Make the same model and optimizer everywhere."
             )
-        if len(theirs) != len(first):
-            raise MismatchError(
-                f"broadcast_variables: the number of variables must be the same on all ranks, but is {len(first)} on "
-                f"rank {members_of(process_set)[0]} and {len(theirs)} on rank {rank}. Make the same model and optimizer "
-                "everywhere, and build both before."
-            )
+    require_alike(demand, [len(theirs) for theirs, _ in everyone], process_set, advice)
     return first_names
 
 

@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 
-from ringtrain._training.mode import checked_mode
-from ringtrain._training.needs import check_needs
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._training.arguments import check_trainers_arguments
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 
 _REFUSED = {
@@ -18,10 +16,7 @@ _REFUSED = {
 
 def checked(strategy: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Arguments for ``DistributedOptimizer``; raises InvalidArgumentError for those that a strategy cannot serve."""
-    for name, advice in _REFUSED.items():
-        if name in arguments:
-            raise InvalidArgumentError(f"{strategy}: {name} must be left out. {advice}")
-    check_needs(checked_mode(arguments.get("mode"), strategy).columns, {"lightning": True}, strategy)
+    check_trainers_arguments(strategy, arguments, _REFUSED, "lightning")
     return arguments
 
 

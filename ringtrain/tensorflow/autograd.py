@@ -13,8 +13,7 @@ from ringtrain._binding import tables
 from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ranks_of
-from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
-from ringtrain.errors import UnsupportedError
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, require_linear
 from ringtrain.tensorflow import names, nodes
 from ringtrain.tensorflow.world import rank_op, size_op
 
@@ -69,12 +68,8 @@ class _Forward:
 
     def require_linear(self) -> None:
         """Raises UnsupportedError for a reduction without a gradient."""
-        reduction = self._operation.get_attr("reduction")
-        if not is_linear(reduction):
-            raise UnsupportedError(
-                f"backward of {self.row.name} '{self._name or 'unnamed'}': gradients need op Average or Sum, but it is "
-                f"{tables.REDUCTION_BY_ID[reduction].capitalize()}. Use tf.stop_gradient before the operation."
-            )
+        operation = f"{self.row.name} '{self._name or 'unnamed'}'"
+        require_linear(operation, self._operation.get_attr("reduction"), "Use tf.stop_gradient")
 
     def complete(self, gradients: Sequence[tf.Tensor | None]) -> _Gradients:
         """Gradients for all inputs: none for the gates."""

@@ -15,7 +15,7 @@ from ringtrain._runtime import operations as arrays
 from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, size_of
-from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, is_linear
+from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, require_linear
 from ringtrain.errors import UnsupportedError
 
 _Tensors = Sequence[torch.Tensor]
@@ -98,12 +98,7 @@ def _backward(forward: Forward, gradients: _Tensors) -> _Tensors:
 
 def _require_linear(forward: Forward) -> None:
     """Raises UnsupportedError for the reductions whose gradient is no reduction."""
-    op = forward.reduction[0]
-    if not is_linear(op):
-        raise UnsupportedError(
-            f"backward of {forward.operation} '{forward.name or 'unnamed'}': gradients need op Average or Sum, "
-            f"but it is {op}. Detach the tensor before the operation."
-        )
+    require_linear(f"{forward.operation} '{forward.name or 'unnamed'}'", forward.reduction[0], "Detach the tensor")
 
 
 # ---- carriers: each on the gradients of all ranks, with torch's forms, so that it has a gradient itself ----

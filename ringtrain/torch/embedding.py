@@ -22,7 +22,8 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Average, Sum
-from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, place_in, size_of
+from ringtrain._training.adapter.checks import require_alike
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain._training.guard import under_way
 from ringtrain.embedding import initial
@@ -32,7 +33,7 @@ from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
-from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.shards import Shard
 
@@ -642,10 +643,7 @@ def _require_same(terms: tuple, number: int, process_set: ProcessSet) -> None:
     if size_of(process_set) == 1:
         return
     everyone = allgather_object(terms, f"embedding.table.{number}", process_set)
-    for rank, theirs in zip(members_of(process_set), everyone, strict=True):
-        if theirs != everyone[0]:
-            raise MismatchError(
-                "ShardedEmbedding: (name, rows, width, padding, sparse, dtype, seed, dealing, op) must be the same on all "
-                f"ranks, but are {everyone[0]} on rank {members_of(process_set)[0]} and {theirs} on rank {rank}. "
-                "Make the same tables in the same order."
-            )
+    demand = (
+        "ShardedEmbedding: (name, rows, width, padding, sparse, dtype, seed, dealing, op) must be the same on all ranks"
+    )
+    require_alike(demand, everyone, process_set, "Make the same tables in the same order")

@@ -16,6 +16,7 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain._runtime.submission import Submission, preparing
+from ringtrain._training.adapter.checks import require_alike
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.torch.modes.base import Alone, OptimizerMode, mode_of
 from ringtrain.torch.shards import is_shard
@@ -145,7 +146,10 @@ def give_optimizer_state(
     sizes_name = "broadcast_optimizer_state.sizes"
     with preparing("allgather", f"{sizes_name}.sizes", process_set):
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-    _require_equal_sizes(allgather_object(sizes, sizes_name, process_set), process_set)
+    demand = "broadcast_optimizer_state: parameters per group must be the same on all ranks"
+    require_alike(
+        demand, allgather_object(sizes, sizes_name, process_set), process_set, "Make the same optimizer everywhere"
+    )
     is_root = current().rank == root_rank
     _mode(optimizer).share_with(root_rank)
     with preparing("broadcast", "broadcast_optimizer_state.size", process_set):
@@ -247,16 +251,6 @@ def _start_broadcast(name: str, tensor: torch.Tensor, root: int, process_set: Pr
         buffer = buffer_of(values)
         operation = submission.start([buffer], [buffer], root=operator.index(root))
     return _Arrival(name, operation, tensor, values, has_twin)
-
-
-def _require_equal_sizes(sizes: list[list[int]], process_set: ProcessSet) -> None:
-    ranks = members_of(process_set)
-    for rank, theirs in zip(ranks, sizes, strict=True):
-        if theirs != sizes[0]:
-            raise MismatchError(
-                f"broadcast_optimizer_state: parameters per group must be the same on all ranks, but are {sizes[0]} "
-                f"on rank {ranks[0]} and {theirs} on rank {rank}. Make the same optimizer everywhere."
-            )
 
 
 # ---- state as bytes and tensors ----

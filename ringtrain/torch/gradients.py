@@ -414,6 +414,18 @@ class Group:
         self._sparse.append((member, operation))
 
 
+def dense_gradient(gradient: torch.Tensor, name: str, how: ReductionSettings) -> torch.Tensor:
+    """A gradient for a mode that sends dense ones alone. Raises UnsupportedError for another, unless it is to be made one."""
+    if gradient.is_sparse and how.sparse_as_dense:
+        return gradient.detach().to_dense()
+    if gradient.layout is not torch.strided:
+        raise UnsupportedError(
+            f"gradient of '{name}': expected a dense one, as {how.mode.partition(' ')[0]} sends it, but found {gradient.layout}. "
+            "Set sparse_as_dense, or use another mode."
+        )
+    return gradient.detach()
+
+
 def _prepare(member: Member, how: ReductionSettings) -> _Dense:
     gradient = member.parameter.grad
     dense = gradient.to_dense() if gradient.is_sparse else gradient

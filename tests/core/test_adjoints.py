@@ -6,6 +6,7 @@ from ringtrain._binding import tables
 from ringtrain._runtime.operations import Adasum, Average, Max, Sum
 from ringtrain._training.adapter import adjoints
 from ringtrain._training.adapter.adjoints import Adjoint, Takes, adjoint_of
+from ringtrain.errors import UnsupportedError
 
 
 def test_adjoints_of_the_table():
@@ -22,8 +23,11 @@ def test_factors_are_horovods():
     assert adjoints.factor(Sum, 3.0, 0.5, 4) == 6.0
     assert adjoints.factor(Average, 3.0, 0.5, 4) == 1.5
     assert adjoints.factor(Average, 3.0, 0.5, 4, weighted=True) == 6.0
-    assert adjoints.is_linear(Sum) and adjoints.is_linear(Average)
-    assert not adjoints.is_linear(Max) and not adjoints.is_linear(Adasum)
+    for op in (Sum, Average):
+        adjoints.require_linear("allreduce", op, "Detach the tensor")
+    for op, name in ((Max, "Max"), (Adasum, "Adasum")):
+        with pytest.raises(UnsupportedError, match=f"it is {name}. Detach the tensor before the operation"):
+            adjoints.require_linear("allreduce", op, "Detach the tensor")
 
 
 FORWARD = {

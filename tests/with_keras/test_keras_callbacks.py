@@ -112,7 +112,8 @@ def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
             self.model.stop_training = hvd.rank() == 1
 
     assert on_each(two, lambda rank: runs.fit(compiled(rank), rank, 2, callbacks=[Stops()], epochs=2)).startswith(
-        "fit 'stop_training': it must be the same on all ranks at the end of epoch 1, but is false on rank 0 and true on rank 1."
+        "fit 'stop_training': it must be the same on all ranks at the end of epoch 1, but stop_training is false on rank 0 "
+        "and true on rank 1."
     )
 
 
@@ -136,7 +137,10 @@ def test_ranks_that_begin_at_different_epochs_are_refused(two, how, first, tmp_p
         hvd.barrier()
         model.fit(runs.X, runs.Y, batch_size=24, epochs=4, verbose=0, callbacks=start, **given)
 
-    assert f"fit 'initial_epoch': the first epoch must be the same on all ranks, but is {first}" in on_each(two, body)
+    assert (
+        f"fit 'initial_epoch': the first epoch must be the same on all ranks, but initial_epoch is {first}"
+        in on_each(two, body)
+    )
 
 
 def test_callbacks_leave_a_rank_alone_that_is_outside_of_the_process_set():
@@ -208,7 +212,7 @@ def test_different_numbers_of_steps_are_refused_before_the_first(two):
         compiled(rank).fit(runs.X[rows], runs.Y[rows], batch_size=6, verbose=0, callbacks=runs.start_callbacks())
 
     text = on_each(two, body)
-    assert text.startswith("fit 'steps': expected the same number on all ranks but found 2 on rank 0 and 3 on rank 1")
+    assert text.startswith("fit 'steps': expected the same number on all ranks, but found 2 on rank 0 and 3 on rank 1")
 
 
 def test_different_numbers_of_epochs_are_refused_with_advice_of_their_own(two):
@@ -218,7 +222,7 @@ def test_different_numbers_of_epochs_are_refused_with_advice_of_their_own(two):
         )
 
     assert on_each(two, body) == (
-        "fit 'epochs': expected the same number on all ranks but found 2 on rank 0 and 3 on rank 1. Pass one number of "
+        "fit 'epochs': expected the same number on all ranks, but found 2 on rank 0 and 3 on rank 1. Pass one number of "
         "epochs everywhere."
     )
 

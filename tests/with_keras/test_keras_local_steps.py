@@ -324,7 +324,10 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
         first, second = world.run(in_a_loop)
         assert first == second and "every must be the same on all ranks, but is 2 on rank 0 and 3 on rank 1" in first
         first, second = world.run(in_fit)
-        assert first == second and "fit 'mode': it must be the same in DistributedOptimizer on all ranks" in first
+        assert (
+            first == second
+            and "fit: arguments of DistributedOptimizer must be the same on all ranks, but mode is" in first
+        )
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

@@ -20,7 +20,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 from ringtrain.torch.modes import sharded_step
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 ROOT = Path(__file__).parents[2]
 
 

@@ -154,8 +154,12 @@ def test_a_planted_fault_is_seen(fault, monkeypatch):
     elif fault == "values":  # never taken
         monkeypatch.setattr(SharedBucket, "_take", lambda bucket, every: None)
     elif fault == "gradient":  # of one parameter, zeros are sent
-        dense = sharded_buckets._dense
-        monkeypatch.setattr(sharded_buckets, "_dense", lambda member, how: dense(member, how) * (member.index != 1))
+        dense = sharded_buckets.dense_gradient
+        monkeypatch.setattr(
+            sharded_buckets,
+            "dense_gradient",
+            lambda gradient, name, how: dense(gradient, name, how) * (not name.endswith("0.bias")),
+        )
     else:  # pieces are updated with a neighbour's gradient
         monkeypatch.setattr(
             "ringtrain._training.shares.Layout.pieces",

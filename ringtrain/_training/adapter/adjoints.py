@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ringtrain._binding import tables
 from ringtrain._runtime.operations import Average, Sum
+from ringtrain.errors import UnsupportedError
 
 
 class Takes(enum.Enum):
@@ -53,6 +54,10 @@ def factor(op: int, prescale: float, postscale: float, size: Any, weighted: bool
     return prescale * postscale * (size if op == Sum or weighted else 1)
 
 
-def is_linear(op: int) -> bool:
-    """Whether the reduction has a gradient that is a reduction."""
-    return op in (Average, Sum)
+def require_linear(operation: str, op: int, advice: str) -> None:
+    """Raises UnsupportedError where the gradient of a reduction is none; ``advice`` says what keeps gradients away from it."""
+    if op not in (Average, Sum):
+        raise UnsupportedError(
+            f"backward of {operation}: gradients need op Average or Sum, but it is {tables.REDUCTION_BY_ID[op].capitalize()}. "
+            f"{advice} before the operation."
+        )

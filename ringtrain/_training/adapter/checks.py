@@ -202,6 +202,26 @@ def sides(digests: np.ndarray, ranks: Sequence[int] | np.ndarray) -> str:
     return f"those of {named_ranks(odd)} differ from those of {named_ranks(groups[0])}"
 
 
+def require_alike(demand: str, told: Sequence[Any], process_set: ProcessSet, advice: str) -> None:
+    """Looks for the first rank that has told something else than the first one.
+
+    Args:
+        demand: what must be, in a sentence without an end.
+        told: by each rank of the set.
+        process_set: the ranks.
+        advice: what to do, likewise.
+
+    Raises:
+        MismatchError: the same on all ranks, if there is one.
+    """
+    ranks = members_of(process_set)
+    for rank, theirs in zip(ranks, told, strict=True):
+        if theirs != told[0]:
+            raise MismatchError(
+                f"{demand}, but found {told[0]} on rank {ranks[0]} and {theirs} on rank {rank}. {advice}."
+            )
+
+
 def named_ranks(ranks: list[int]) -> str:
     """Ranks as errors write them: ``rank 1``, ``ranks 0, 2``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

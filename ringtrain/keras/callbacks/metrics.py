@@ -6,9 +6,9 @@ import numpy as np
 
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allreduce
-from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of, size_of
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
+from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.transparent import surviving
-from ringtrain.errors import MismatchError
 
 
 class MetricHooks:
@@ -62,12 +62,8 @@ def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, 
     """
     own = {name: float(value) for name, value in sorted(logs.items()) if np.ndim(value) == 0 and _is_number(value)}
     everyone = allgather_object(list(own), "metrics.names", process_set)
-    for rank, names in zip(members_of(process_set), everyone, strict=True):
-        if names != everyone[0]:
-            raise MismatchError(
-                f"metrics: the names must be the same on all ranks, but are {everyone[0]} on rank "
-                f"{members_of(process_set)[0]} and {names} on rank {rank}. Compile and validate alike everywhere."
-            )
+    demand = "metrics: the names must be the same on all ranks"
+    require_alike(demand, everyone, process_set, "Compile and validate alike everywhere")
     means: dict[str, float] = {}
     for validates, weight in samples.items():
         part = {name: value for name, value in own.items() if name.startswith("val_") == validates}

@@ -7,11 +7,12 @@ from ringtrain._binding.log import logger
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.transparent import followed
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import reduction_of, reduction_within
-from ringtrain.keras.replicas import ReplicaGuard, unequal
+from ringtrain.keras.replicas import ReplicaGuard, require_equal
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, slots_of, variables_of_optimizer
 
 
@@ -179,23 +180,15 @@ def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
     """A rank of local steps would wait for others of exact ones, and they for it."""
     reduction = reduction_of(optimizer)
     own = {"mode": None} if reduction is None else reduction.settings.terms()
-    found = unequal(own, "fit.local_steps", process_set)
-    if found is not None:
-        name, values = found
-        raise MismatchError(
-            f"fit '{name}': it must be the same in DistributedOptimizer on all ranks, but is {values}. Pass the same "
-            "arguments on every rank."
-        )
+    demand = "fit: arguments of DistributedOptimizer must be the same on all ranks"
+    require_equal(own, "fit.local_steps", process_set, demand, "Pass the same arguments on every rank")
 
 
 def _require_equal_beginnings(epoch: int | None, process_set: ProcessSet) -> None:
     """Ranks that began later would take fewer steps, and the schedules of others."""
-    found = unequal({"epoch": epoch}, "fit.begins", process_set)
-    if found is not None:
-        raise MismatchError(
-            f"fit 'initial_epoch': the first epoch must be the same on all ranks, but is {found[1]}. Pass one initial_epoch "
-            "everywhere; what resumes, such as BackupAndRestore, must do so on every rank, from one state."
-        )
+    demand = "fit 'initial_epoch': the first epoch must be the same on all ranks"
+    advice = "Pass one initial_epoch everywhere; what resumes, such as BackupAndRestore, does so on every rank, from one state"
+    require_equal({"initial_epoch": epoch}, "fit.begins", process_set, demand, advice)
 
 
 # What to do where ranks differ in it.
@@ -209,13 +202,9 @@ def _require_equal_lengths(params: dict[str, Any], process_set: ProcessSet) -> N
     """Ranks that took more steps than others would wait for them at the end."""
     own = {name: params.get(name) for name in _ADVICE}
     everyone = allgather_object(own, "fit.lengths", process_set)
-    for name in own:
-        for rank, theirs in zip(members_of(process_set), everyone, strict=True):
-            if theirs[name] != everyone[0][name]:
-                raise MismatchError(
-                    f"fit '{name}': expected the same number on all ranks but found {everyone[0][name]} on rank "
-                    f"{members_of(process_set)[0]} and {theirs[name]} on rank {rank}. {_ADVICE[name]}."
-                )
+    for name, advice in _ADVICE.items():
+        demand = f"fit '{name}': expected the same number on all ranks"
+        require_alike(demand, [theirs[name] for theirs in everyone], process_set, advice)
     if own["steps"] is None and current().rank == members_of(process_set)[0]:
         logger.warning(
             "fit: the data do not say how many steps an epoch has. All ranks must take equally many, or the last ones "

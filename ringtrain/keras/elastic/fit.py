@@ -166,8 +166,7 @@ class FitState(TransparentState):
 
     def end_batch(self) -> bool:
         """The step of a batch is done; returns whether its samples were drawn."""
-        if self._is_read_ahead:
-            raise InvalidArgumentError(_READ_AHEAD)
+        self._refuse_reading_ahead()
         was_drawn, self._is_in_step, self._has_begun_batch = self._is_in_step, False, False
         if was_drawn:
             self.release_alone()
@@ -193,8 +192,12 @@ class FitState(TransparentState):
         """A batch is drawn, of which the step must come before the next one is."""
         if self._is_in_step:
             self._is_read_ahead = True  # TensorFlow keeps the error until that batch is asked for, if ever
-            raise InvalidArgumentError(_READ_AHEAD)
+        self._refuse_reading_ahead()
         super().note_draw()
+
+    def _refuse_reading_ahead(self) -> None:
+        if self._is_read_ahead:
+            raise InvalidArgumentError(_READ_AHEAD)
 
 
 class ElasticHooks:
@@ -331,13 +334,11 @@ class ElasticHooks:
         was_drawn = state.end_batch()
         if sampler is None:
             return state.batch >= state.batches and batch + 1 != (self.params or {}).get("steps")
-        if not was_drawn:
-            raise InvalidArgumentError(_OTHER_DATA)
+        _require_data_of_sampler(was_drawn)
         return sampler.batches_left == 0
 
     def _check_data(self) -> None:
-        if (self.params or {}).get("steps") is not None:
-            raise InvalidArgumentError(_OTHER_DATA)
+        _require_data_of_sampler((self.params or {}).get("steps") is None)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Goes on with the next epoch."""
@@ -425,6 +426,11 @@ class _Values(Variables):
 
 
 register(_Values())
+
+
+def _require_data_of_sampler(are_its: bool) -> None:
+    if not are_its:
+        raise InvalidArgumentError(_OTHER_DATA)
 
 
 def _check_sampler(sampler: Any) -> None:

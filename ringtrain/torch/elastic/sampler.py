@@ -8,7 +8,7 @@ import torch
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._training import sharding
-from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in
+from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_second_pass
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
@@ -226,13 +226,6 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def _begin_counting(self) -> None:
         self._draws_given = self._samples_given = 0
 
-    def _refuse_second_pass(self) -> None:
-        if self._has_given_all and self._open.draws_left == 0:
-            raise InvalidArgumentError(
-                f"ElasticSampler: expected one pass over the samples of epoch {self.epoch} but found another one, for which "
-                "none are left. Have State.epochs count each pass as an epoch, and read other data with another sampler."
-            )
-
     def _open_at(self, next_position: int, given_back: list[int]) -> None:
         self.dealing += 1
         self._has_given_all = False
@@ -301,7 +294,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def _iterator(self) -> Iterator[Any]:
         loader = loader_with_workers()
         if loader is None or loader.begins_pass:
-            self._refuse_second_pass()
+            refuse_second_pass("ElasticSampler", self.epoch, self._has_given_all and self._open.draws_left == 0)
             self._begin_counting()
         return _Draws(self) if loader is None else follow_loader(loader, self)
 

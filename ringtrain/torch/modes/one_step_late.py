@@ -10,22 +10,22 @@ compression has lost of them, is decided when they arrive, from equal bits on al
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ringtrain._runtime.context import Context
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.feedback import Feedback
-from ringtrain._training.late import Flight, Late
+from ringtrain._training.late import Flight, Late, check_shape
 from ringtrain._training.needs import check_needs
 from ringtrain._training.presence import DENSE, MISSING, is_there
 from ringtrain._training.rounds import Rounds, Stage
 from ringtrain._training.session import NewWorld
-from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.gradients import ReductionSettings
+from ringtrain.torch.gradients import ReductionSettings, dense_gradient
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
 from ringtrain.torch.modes.synchronous import state_with_losses
 from ringtrain.torch.modes.wrapping import Wrapping
@@ -140,10 +140,9 @@ class OneStepLateMode(AroundSteps):
         scale = None
         if scaler:  # it has looked at this rank's gradients; what is applied now was looked at when it came
             scale = optimizer.grad_scale
+            # The scaler has found no gradient in the first step, or not looked.
             if self._has_exchanged and (scale is not None or not isinstance(optimizer.found_inf, torch.Tensor)):
-                raise InvalidArgumentError(
-                    _STILL_SCALED
-                )  # the scaler has found no gradient in the first step, or not looked
+                _refuse_scaled()
             optimizer.grad_scale = optimizer.found_inf = None  # the user's class would use them
         if not self._has_exchanged:
             if scale is not None:
@@ -224,14 +223,7 @@ class OneStepLateMode(AroundSteps):
         gradient = parameter.grad
         if gradient is None:
             return torch.zeros_like(parameter.detach(), memory_format=torch.contiguous_format)
-        if gradient.is_sparse and self._settings.sparse_as_dense:
-            return gradient.detach().to_dense()
-        if gradient.layout is not torch.strided:
-            raise UnsupportedError(
-                f"gradient of '{name}': expected a dense one, as OneStepLate sends, but found {gradient.layout}. Set "
-                "sparse_as_dense, or choose another mode."
-            )
-        return gradient.detach().contiguous()
+        return dense_gradient(gradient, name, self._settings).contiguous()
 
     # ---- the way back ----
 
@@ -282,13 +274,9 @@ class OneStepLateMode(AroundSteps):
         parameters = {name: parameter for parameter, name in optimizer._parameter_names.items()}
         arrived = {}
         for name, gradient in (state or {}).items():
-            parameter = parameters.get(name)
-            if parameter is None or parameter.shape != gradient.shape:
-                shape = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
-                raise InvalidArgumentError(
-                    f"load_state_dict '{name}': expected a parameter of shape {tuple(gradient.shape)} but found {shape}. Load the "
-                    "state of this model."
-                )
+            own = tuple(parameters[name].shape) if name in parameters else None
+            check_shape("load_state_dict", "parameter", name, tuple(gradient.shape), own)
+            parameter = parameters[name]
             arrived[parameter] = gradient.to(parameter.device, parameter.dtype, copy=True)
         self._session.follow()
         with suppress(RingtrainError):
@@ -318,10 +306,11 @@ def _unscale(trained: Sequence[torch.Tensor], scale: float) -> None:
                 parameter.grad.div_(scale)
 
 
-_STILL_SCALED = (
-    "synchronize: expected gradients without a scale with mode=OneStepLate(), since each rank has its own, but found a "
-    "GradScaler that has not unscaled them. Call unscale_() before synchronize()."
-)
+def _refuse_scaled() -> NoReturn:
+    raise InvalidArgumentError(
+        "synchronize: expected gradients without a scale with mode=OneStepLate(), since each rank has its own, but found a "
+        "GradScaler that has not unscaled them. Call unscale_() before synchronize()."
+    )
 
 
 class LateGradient(torch.Tensor):
@@ -338,6 +327,6 @@ class LateGradient(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch._amp_foreach_non_finite_check_and_unscale_:
-            raise InvalidArgumentError(_STILL_SCALED)
+            _refuse_scaled()
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))

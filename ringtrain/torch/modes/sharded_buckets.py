@@ -7,8 +7,8 @@ import torch
 
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.shares import laid_out
-from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.errors import InvalidArgumentError, RingtrainError
+from ringtrain.torch.gradients import Group, Member, ReductionSettings, dense_gradient
 from ringtrain.torch.modes.sharded_gradients import SentGradient
 from ringtrain.torch.tensors import buffer_of, finish, received
 
@@ -84,7 +84,7 @@ class SharedBucket(Group):
     @torch.no_grad()
     def _filled(self, members: Sequence[Member], how: ReductionSettings) -> torch.Tensor:
         """The bucket's elements; one gradient that is all of them is not copied: nobody else changes it any more."""
-        dense, like = [_dense(member, how) for member in members], self._values
+        dense, like = [dense_gradient(member.parameter.grad, member.name, how) for member in members], self._values
         if self._is_one and dense[0].is_contiguous() and dense[0].dtype is like.dtype:
             return dense[0].reshape(-1)
         if self._flat is None:
@@ -162,15 +162,3 @@ class SharedBucket(Group):
             return
         targets = [parameter.detach() for parameter in self.parameters]
         torch._foreach_copy_(targets, [self.place_of(every, index) for index in range(len(targets))])
-
-
-def _dense(member: Member, how: ReductionSettings) -> torch.Tensor:
-    gradient: torch.Tensor = member.parameter.grad
-    if gradient.is_sparse and how.sparse_as_dense:
-        return gradient.detach().to_dense()
-    if gradient.layout is not torch.strided:
-        raise UnsupportedError(
-            f"gradient of '{member.name}': expected a dense one, as ShardedStep needs it, but found {gradient.layout}. Set "
-            "sparse_as_dense, or use another mode."
-        )
-    return gradient.detach()
