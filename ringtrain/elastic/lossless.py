@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
+from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._runtime.pending import Operation
-from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.state import State
@@ -186,6 +187,35 @@ class LosslessState(State):
                 f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
                 "Choose another one."
             )
+
+
+def require_all_ranks(owner: str, process_set: ProcessSet, state: str) -> None:
+    """Raises UnsupportedError where some ranks alone would train; ``state`` is the one for ``elastic.run`` instead."""
+    if process_set is not global_process_set:
+        raise UnsupportedError(
+            f"{owner}: with elastic.State all ranks must take part, since one that joins gets the one model that all have, but "
+            f"there is a process set. Leave it out, and use it in State.survive; or use {state} and elastic.run."
+        )
+
+
+def require_one_sampler(kind: str, count: int) -> None:
+    """Raises InvalidArgumentError unless a state has one that deals the samples of each step, or none where it need not."""
+    planned = membership.planned()
+    if count > 1 or (planned and not count):
+        flag = "--batch constant: " if planned else ""
+        raise InvalidArgumentError(
+            f"{flag}elastic.State must have one {kind}, which deals the samples of each step, but has {count}. Pass sampler=, and "
+            "leave those out that read other data."
+        )
+
+
+def require_averages(owner: str, averages: bool) -> None:
+    """Raises UnsupportedError in a job with ``--batch constant`` unless gradients are averaged."""
+    if membership.planned() and not averages:
+        raise UnsupportedError(
+            f"{owner}: with --batch constant gradients must be averaged, weighed by samples, but op is another one, whose result "
+            "depends on the number of ranks. Use op=Average."
+        )
 
 
 def seconds_of_process() -> float:

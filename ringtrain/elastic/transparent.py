@@ -26,13 +26,13 @@ from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.guard import Part
 from ringtrain._training.watch import Comparison
 from ringtrain.elastic.adapters import Adapter, adapter_of, enter_world
-from ringtrain.elastic.lossless import LosslessState, checked_progress
+from ringtrain.elastic.lossless import LosslessState, checked_progress, require_averages, require_one_sampler
 from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.state import State
 from ringtrain.elastic.transaction import Transaction
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError
 
 Result = TypeVar("Result")
 _OBJECTS = "ringtrain.elastic.objects"
@@ -404,11 +404,7 @@ class TransparentState(LosslessState):
         Raises:
             UnsupportedError: in a job with ``--batch constant``, sums and Adasum.
         """
-        if membership.planned() and op not in (None, Average):
-            raise UnsupportedError(
-                f"{owner}: with --batch constant gradients must be averaged, weighed by samples, but op is another one, whose result "
-                "depends on the number of ranks. Use op=Average."
-            )
+        require_averages(owner, op in (None, Average))
 
     def _share(self, op: int | None, tensors: Sequence[Any]) -> int | None:
         return self.share(op) if all(_is_floating(each) for each in tensors) else None
@@ -591,12 +587,7 @@ State.with_values = TransparentState
 
 def _only_sampler(values: Iterable[Any]) -> BatchSampler | None:
     samplers = [value for value in values if isinstance(value, BatchSampler)]
-    if len(samplers) > 1 or (membership.planned() and not samplers):
-        flag = "--batch constant: " if membership.planned() else ""
-        raise InvalidArgumentError(
-            f"{flag}elastic.State must have one BatchSampler, which deals the samples of each step, but has {len(samplers)}. Pass "
-            "sampler=, and leave those out that read other data."
-        )
+    require_one_sampler("BatchSampler", len(samplers))
     return samplers[0] if samplers else None
 
 

@@ -16,6 +16,7 @@ from ringtrain._runtime.operations import Adasum, Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.watch import Comparison
 from ringtrain.elastic import TransparentState
+from ringtrain.elastic.lossless import require_all_ranks
 from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
 from ringtrain.tensorflow.compression import Compressor
@@ -99,11 +100,7 @@ def _checked(owner: str, process_set: ProcessSet, compression: type[Compressor])
             f"{owner}: with elastic.State gradients must be those of a tf.function, or eager, but are in a graph of "
             "TensorFlow 1. Use TensorFlowState and elastic.run."
         )
-    if process_set is not global_process_set:
-        raise UnsupportedError(
-            f"{owner}: with elastic.State all ranks must take part, since one that joins gets the one model that all have, but "
-            "there is a process set. Leave it out, and use it in State.survive; or use TensorFlowState and elastic.run."
-        )
+    require_all_ranks(owner, process_set, "TensorFlowState")
     wire = getattr(compression, "wire", None)
     if wire is None and compression is not Compressor:
         raise UnsupportedError(

@@ -228,7 +228,7 @@ def test_what_would_not_go_on_in_another_world_is_refused(job: Job) -> None:
     assert "all optimizers from DistributedOptimizer in this process but found 1 more" in said[0][1]
     modes = ("OneStepLate", "LocalSteps")
     assert all(f"{mode} cannot be used with" in words for mode, (_, words) in zip(modes, said[1:3], strict=True))
-    assert "must train on all ranks" in said[3][1]
+    assert "with elastic.State all ranks must take part" in said[3][1]
 
 
 @pytest.mark.parametrize("loader", [{}, pytest.param(WORKERS, marks=pytest.mark.long)], ids=["", "workers"])

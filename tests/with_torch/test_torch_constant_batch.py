@@ -6,9 +6,9 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain import elastic
 from ringtrain._bootstrap import membership
+from ringtrain.elastic.lossless import require_averages, require_one_sampler
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
-from ringtrain.torch.elastic.batches import check_state
 
 
 @pytest.fixture
@@ -127,10 +127,11 @@ def test_states_that_cannot_follow_say_so(planned):
         elastic.run(lambda state: None)(hvd.elastic.TorchState())
     for count in 0, 2:
         with pytest.raises(InvalidArgumentError, match=f"must have one ElasticSampler.* has {count}"):
-            check_state(count, True)
-    with pytest.raises(UnsupportedError, match="must average gradients"):
-        check_state(1, False)
-    check_state(1, True)
+            require_one_sampler("ElasticSampler", count)
+    with pytest.raises(UnsupportedError, match="with --batch constant gradients must be averaged"):
+        require_averages("DistributedOptimizer", False)
+    require_one_sampler("ElasticSampler", 1)
+    require_averages("DistributedOptimizer", True)
 
 
 class Net(torch.nn.Module):

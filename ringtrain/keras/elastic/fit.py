@@ -18,6 +18,7 @@ from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
+from ringtrain.elastic.lossless import require_all_ranks
 from ringtrain.elastic.saving import is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -458,9 +459,5 @@ def _checked(model: Any) -> KerasReducer:
         *(["Compression.powersgd"] if settings.powersgd is not None else []),
     ]
     check_needs(columns, {"elastic.State": True, "survives on the host": True}, "elastic.Elastic")
-    if reduction.settings.process_set is not global_process_set:
-        raise UnsupportedError(
-            "elastic.Elastic: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "
-            "has a process set of its own. Leave it out, or use KerasState and elastic.run."
-        )
+    require_all_ranks("DistributedOptimizer", reduction.settings.process_set, "KerasState")
     return reduction

@@ -10,8 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler
 
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
-
 
 @runtime_checkable
 class MakesBatches(Protocol):
@@ -46,26 +44,3 @@ def serve_loaders() -> None:
 
 def _is_served(batch_sampler: Any) -> bool:
     return isinstance(batch_sampler.sampler, MakesBatches) and batch_sampler.sampler.makes_batches
-
-
-def check_state(samplers: int, averages: bool) -> None:
-    """Refuses a training whose steps could not be those of one process.
-
-    Args:
-        samplers: of the state that are an ``ElasticSampler``.
-        averages: whether the optimizer averages gradients.
-
-    Raises:
-        InvalidArgumentError: not one sampler.
-        UnsupportedError: gradients are summed.
-    """
-    if samplers != 1:
-        raise InvalidArgumentError(
-            f"--batch constant: elastic.State must have one ElasticSampler, which deals the samples of each step, but has "
-            f"{samplers}. Pass sampler=, and leave those out that read other data."
-        )
-    if not averages:
-        raise UnsupportedError(
-            "--batch constant: the optimizer must average gradients, weighed by samples, but has op=Sum, whose result grows "
-            "with the number of ranks. Use op=Average."
-        )

@@ -24,7 +24,13 @@ from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
-from ringtrain.elastic.lossless import LosslessState, checked_progress
+from ringtrain.elastic.lossless import (
+    LosslessState,
+    checked_progress,
+    require_all_ranks,
+    require_averages,
+    require_one_sampler,
+)
 from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
@@ -32,7 +38,6 @@ from ringtrain.embedding.kept_rows import surviving
 from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.torch.backward import OneByOne
-from ringtrain.torch.elastic.batches import check_state
 from ringtrain.torch.elastic.belongings import Belongings
 from ringtrain.torch.elastic.checkpoints import ROWS, Folder, on_devices
 from ringtrain.torch.elastic.numbers import number_anew
@@ -135,7 +140,8 @@ class TransparentState(LosslessState):
             modes = _checked_modes(distributed)
             _refuse_foreign_parameters(distributed, given.values())
             if member.planned:
-                check_state(len(samplers), all(mode.averages for mode in modes))
+                require_one_sampler("ElasticSampler", len(samplers))
+                require_averages("DistributedOptimizer", all(mode.averages for mode in modes))
             number_anew(modes)
             several = len(modes) > 1
             self._transaction = Transaction(member, self._training, several, self._sets)
@@ -555,12 +561,7 @@ def _left_out(modes: list[Surviving]) -> list[Any]:
 
 
 def _checked_mode(optimizer: Any) -> Surviving:
-    if optimizer.process_set is not global_process_set:
-        raise UnsupportedError(
-            "elastic.State: the optimizer must train on all ranks, since one that joins gets the one model that all have, but "
-            "has a process set of its own. Leave process_set out, and use the set in State.survive; or use TorchState and "
-            "elastic.run."
-        )
+    require_all_ranks("DistributedOptimizer", optimizer.process_set, "TorchState")
     mode: Any = mode_of(optimizer)
     check_needs(optimizer.mode.columns, {"elastic.State": True}, "elastic.State")
     return mode
