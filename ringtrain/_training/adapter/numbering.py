@@ -38,6 +38,7 @@ class Number:
 
     Attributes:
         value: in the present world.
+        prefix: of the object's names there, without a dot.
     """
 
     def __init__(self, session: Session, kind: str):
@@ -45,10 +46,6 @@ class Number:
         session.on_new_world(self._take)
         self._take()
 
-    @property
-    def prefix(self) -> str:
-        """Of the object's names, without a dot."""
-        return f"{self._kind}.{self.value}"
-
     def _take(self, _: NewWorld = NewWorld.ANEW) -> None:
         self.value = next_number(self._session.context, self._session.process_set_id, self._kind)
+        self.prefix = f"{self._kind}.{self.value}"

@@ -75,11 +75,6 @@ class OneStepLateMode(AroundSteps):
         """Its place among the optimizers of its world."""
         return self._number.value
 
-    @property
-    def prefix(self) -> str:
-        """Of all names that this optimizer submits; unique among the optimizers of the process set."""
-        return self._number.prefix
-
     def enter_world(self, change: NewWorld) -> None:
         """Goes on in the present world; what has not arrived in the one before is lost."""
         self._session.follow(change)
@@ -87,6 +82,7 @@ class OneStepLateMode(AroundSteps):
     def _go_on(self, change: NewWorld) -> None:
         if change is not NewWorld.NUMBERED:
             self._late.flight, self._has_exchanged = None, False
+        self.prefix = self._number.prefix
         terms, replica = self._settings.terms, self._settings.replica()
         self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
 
@@ -206,7 +202,10 @@ class OneStepLateMode(AroundSteps):
         how, context, process_set = self._settings, self._session.context, self._session.process_set_id
         name = f"{self.prefix}.{name}"
         try:
-            sent = self._sent(parameter, name)
+            # The gradient's own memory, in which the result will be: nothing else of the program refers to it any more.
+            sent = (
+                _zeros(parameter) if parameter.grad is None else dense_gradient(parameter.grad, name, how).contiguous()
+            )
             buffer = [buffer_of(sent)]
         except Exception as problem:  # seen by this rank alone: the others must not wait for it
             context.refuse("allreduce", name, process_set, problem)
@@ -217,13 +216,6 @@ class OneStepLateMode(AroundSteps):
         )  # fmt: skip
         flight.operations.append((operation, sent))
         flight.arrays[parameter] = sent
-
-    def _sent(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The gradient's own memory, in which the result will be: nothing else of the program refers to it any more."""
-        gradient = parameter.grad
-        if gradient is None:
-            return torch.zeros_like(parameter.detach(), memory_format=torch.contiguous_format)
-        return dense_gradient(gradient, name, self._settings).contiguous()
 
     # ---- the way back ----
 
@@ -296,6 +288,10 @@ class OneStepLateMode(AroundSteps):
 
 def _trained(optimizer: Any) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _zeros(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter.detach(), memory_format=torch.contiguous_format)
 
 
 def _unscale(trained: Sequence[torch.Tensor], scale: float) -> None:
