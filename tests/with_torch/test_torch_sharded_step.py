@@ -988,7 +988,7 @@ def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
 
     with World(2) as world:
         for text in world.run(on_rank):
-            assert "as ShardedStep needs it" in text
+            assert "as ShardedStep sends it" in text
 
 
 def test_sparse_gradients_travel_as_dense_ones_where_asked():

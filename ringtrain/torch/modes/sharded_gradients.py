@@ -5,7 +5,7 @@ finite, are those of all ranks, which ask together; factors and limits are appli
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,11 +151,14 @@ class SentGradients:
 
     Args:
         session: the rank, and those that share the gradients.
-        prefix: returns that of the names of operations; keeps no optimizer alive, as parameters have these gradients.
+
+    Attributes:
+        prefix: of the names of operations, in the one world that the shares have.
     """
 
-    def __init__(self, session: Session, prefix: Callable[[], str]):
-        self._session, self._prefix = session, prefix
+    def __init__(self, session: Session):
+        self.prefix = ""
+        self._session = session
         self._sent: list[SentGradient] = []
 
     def add(self, parameter: torch.Tensor, name: str) -> SentGradient:
@@ -191,7 +194,7 @@ class SentGradients:
     def _reduced(self, what: str, own: np.ndarray, reduction: str) -> list[float]:
         buffer, session = as_buffer(own), self._session
         session.context.submit(
-            "allreduce", f"{self._prefix()}.{what}", [buffer], [buffer],
+            "allreduce", f"{self.prefix}.{what}", [buffer], [buffer],
             reduction=reduction, process_set=session.process_set_id, waits=True,
         ).wait()  # fmt: skip
         return [float(each) for each in own]

@@ -87,9 +87,10 @@ class ShardedStepMode(SynchronousMode):
         groups = _grouped(names)
         make_replica = settings.make_replica and partial(_comparing_settings, settings.make_replica)
         settings = replace(settings, mode=_outline(settings.mode, names, groups), make_replica=make_replica)
-        self._gradients = SentGradients(settings.session, partial(_prefix_of, weakref.ref(self)))
+        self._gradients = SentGradients(settings.session)
         self._buckets: list[SharedBucket] = []
         super().__init__(settings, passes_per_step, averages_passes, makes_buckets=False, make_group=self._make_bucket)
+        self._gradients.prefix = self.prefix
         self._world = self.context
         self._arrivals = Arrivals(model)
         self._sender = ThreadPoolExecutor(UNDER_WAY, "ringtrain.values")
@@ -306,11 +307,6 @@ def _comparing_settings(make: Callable[[], Replica]) -> Replica:
 def _serve_no_more(serving: "weakref.WeakSet[Any]", refer: "weakref.ref[ShardedStepMode]") -> None:
     if mode := refer():
         serving.discard(mode)
-
-
-def _prefix_of(refer: "weakref.ref[ShardedStepMode]") -> str:
-    mode = refer()
-    return mode.prefix if mode else "ringtrain.dropped"
 
 
 def _bare_step(user_class: Any) -> Callable[[Any], Any]:
