@@ -1,4 +1,7 @@
-"""tests/sitecustomize.py spares TensorFlow and PyTorch what they need for nothing, and nobody else."""
+"""tests/sitecustomize.py spares PyTorch what it needs for nothing, and nobody else.
+
+What TensorFlow is spared ``with_tensorflow/test_tensorflow_alone.py`` asks.
+"""
 
 import os
 import subprocess
@@ -6,13 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-TENSORFLOW = """
-import importlib, sitecustomize, sys, tensorflow
-print([name for name in sitecustomize.SPARED if name in sys.modules])
-for name in sitecustomize.SPARED:
-    importlib.import_module(name)
-"""
 
 PYTORCH = """
 import sys, torch
@@ -70,10 +66,6 @@ def said(program: str, folder: Path | None = None, **variables: str) -> str:
     done = subprocess.run(line, capture_output=True, text=True, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_tensorflow_imports_nothing_that_is_spared_and_others_do():
-    assert said(TENSORFLOW) == "[]\n"
 
 
 def test_an_optimizer_of_pytorch_steps_without_the_compiler():

@@ -1,4 +1,7 @@
-"""Planted drift in graphs whose steps survive a change of the world; test_keras_drift.py runs it on two ranks."""
+"""Planted drift in graphs whose steps survive a change of the world, and then one in a plain graph, which ends the program.
+
+test_keras_drift.py runs it on two ranks.
+"""
 
 import functools
 
@@ -58,3 +61,20 @@ with planted.compared_always():
             one, other = allgather_object(told(functools.partial(trains, rt.rank(), True, cause.act)))
             assert one == other and cause.words in one, (trains, name, one, other)
 print("all told", flush=True)
+
+weights = tf.Variable([1.0, float(rt.rank())])
+
+
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights * weights)
+    weights.assign_sub(0.01 * ringtrain.tensorflow.DistributedGradientTape(tape).gradient(loss, [weights])[0])
+
+
+def train():
+    for _ in range(30):
+        step()
+
+
+train()

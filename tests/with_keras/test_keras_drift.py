@@ -108,13 +108,30 @@ def test_another_rate_is_told_by_a_graph_that_asks_no_host(two, asked, scheduled
     assert "learning_rate must be the same on all ranks, but is 0." in text and not asked
 
 
-@pytest.mark.tcp
-def test_steps_of_an_elastic_state_are_told_in_graphs():
-    """Which call the host in a thread of TensorFlow's, where a rank must be a process."""
+@pytest.fixture(scope="module")
+def launched():
+    """One start for both checks, as imports take seconds."""
     script = pathlib.Path(__file__).with_name("keras_surviving_drift.py")
     line = ringtrainrun("tcp", 2, sys.executable, str(script))
-    done = subprocess.run(line, env=rank_environment(), capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0 and done.stdout.count("all told") == 2, done.stdout + done.stderr
+    environment = rank_environment(TF_CPP_MIN_LOG_LEVEL="3")
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=110)
+
+
+@pytest.mark.tcp
+def test_steps_of_an_elastic_state_are_told_in_graphs(launched):
+    """Which call the host in a thread of TensorFlow's, where a rank must be a process."""
+    assert launched.stdout.count("all told") == 2, launched.stdout + launched.stderr
+
+
+@pytest.mark.tcp
+def test_replicas_that_part_in_a_graph_are_told_in_one_sentence(launched):
+    """Under the frames of the program, and without those of TensorFlow."""
+    said = [line.removeprefix("[0] ") for line in launched.stderr.splitlines() if line.startswith("[0] ")]
+    begin = said.index("Traceback (most recent call last):")
+    frames = [place for place, line in enumerate(said) if place > begin and line.startswith("  File")]
+    assert [said[place].partition(", in ")[2] for place in frames][:2] == ["<module>", "train"], launched.stderr
+    assert said[frames[1] + 2].startswith("ringtrain.errors.MismatchError: step 'step/grad': parameter 'Variable:0'")
+    assert "Detected at node" not in launched.stderr and "script_ops.py" not in launched.stderr, launched.stderr
 
 
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])

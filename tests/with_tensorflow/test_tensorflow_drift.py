@@ -1,10 +1,6 @@
 """Ranks whose variables part are told so by tapes and by optimizers of TensorFlow 1; what only looks like it is let be."""
 
 import functools
-import pathlib
-import subprocess
-import sys
-import textwrap
 import time
 
 import drifts
@@ -211,23 +207,6 @@ def test_steps_in_a_loop_of_a_graph(two, compared_always):
 
     first, second = two.run(body)
     assert first == second
-
-
-def test_deterministic_operations_are_no_hindrance():
-    """In a process of its own, as TensorFlow cannot take that back."""
-    program = f"""
-        import sys; sys.path[:0] = {[str(each) for each in pathlib.Path(__file__).parents[:2]]!r}
-        import tensorflow as tf
-        tf.config.experimental.enable_op_determinism()
-        tf.keras.utils.set_random_seed(1)
-        from test_tensorflow_drift import trains
-        from ringtrain.testing import World
-        with World(2) as world:
-            first, second = world.run(lambda rank: trains(True, 1.0))
-        assert first == second
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
 
 
 def test_several_updates_before_the_broadcast_are_no_false_alarm(two):

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from ringtrain.tensorflow.library import TESTED_RELEASES, tensors_stay_on_gpus
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FLAGS = (
-    "import tensorflow as tf; "
-    "print(*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags(), f'-DRELEASE={tf.__version__}')"
-)
+FLAGS = """
+import tensorflow as tf
+flags = [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags(), f"-DRELEASE={tf.__version__}"]
+"""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -39,7 +40,7 @@ def release(request) -> tuple[str, Path]:
     """The Python of a release of TensorFlow, and gpu_device.cc for it."""
     python = python_with_release(request.param)
     source = HERE / "gpu_device.cc"
-    flags = subprocess.run([python, "-c", FLAGS], capture_output=True, text=True, check=True).stdout.split()
+    flags = flags_of(python)
     library = ROOT / "build" / f"gpu_device-{zlib.crc32(source.read_bytes() + repr(flags).encode()):08x}.so"
     if not library.exists():
         compiler = ["ccache"] * bool(shutil.which("ccache")) + [os.environ.get("CXX", "g++")]
@@ -47,6 +48,16 @@ def release(request) -> tuple[str, Path]:
         subprocess.run([*compiler, "-shared", "-fPIC", "-O0", "-w", source, "-o", new, *flags], check=True)
         new.replace(library)
     return python, library
+
+
+def flags_of(python: str) -> list[str]:
+    """Of the compiler, for the release of TensorFlow that a Python has."""
+    if python == sys.executable:  # whose release may be here already: it takes seconds to import
+        found: dict = {}
+        exec(FLAGS, found)
+        return found["flags"]
+    said = subprocess.run([python, "-c", FLAGS + "print(*flags)"], capture_output=True, text=True, check=True)
+    return said.stdout.split()
 
 
 def run(release: tuple[str, Path], plane: str, **settings: object) -> subprocess.CompletedProcess[str]:
