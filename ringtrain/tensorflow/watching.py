@@ -117,7 +117,7 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
         alike = tf.cond(
             ops.ringtrain_is_quiet(most),
             lambda: tf.constant(True),
-            lambda: _looked(compared, rates, process_set, most),
+            lambda: _looked(compared, rates, read, process_set, most),
         )
     with tf.control_dependencies([alike]):
         return [
@@ -145,7 +145,9 @@ _of_graphs: "weakref.WeakKeyDictionary[Watch, int]" = weakref.WeakKeyDictionary(
 on_new_world(_enter_world)
 
 
-def _looked(compared: Comparison, rates: list[tf.Tensor], process_set: ProcessSet, most: tf.Tensor) -> tf.Tensor:
+def _looked(
+    compared: Comparison, rates: list[tf.Tensor], read: list[tf.Tensor], process_set: ProcessSet, most: tf.Tensor
+) -> tf.Tensor:
     """Compares settings if they differ, and the parameters; fails where ranks differ."""
     watch, settings, parameters = compared.watch, compared.settings, compared.parameters
     names = [name for name, _ in parameters]
@@ -159,7 +161,7 @@ def _looked(compared: Comparison, rates: list[tf.Tensor], process_set: ProcessSe
         watch.judge(np.asarray(found))
         return np.array(True)
 
-    own = tf.numpy_function(digests, [most, *rates, *(_values(variable) for _, variable in parameters)], tf.uint8)
+    own = tf.numpy_function(digests, [most, *rates, *read], tf.uint8)
     return tf.numpy_function(judge, [_maximum(own, f"{watch.name}.parameters", process_set)], tf.bool)
 
 
