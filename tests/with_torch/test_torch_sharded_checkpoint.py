@@ -197,6 +197,10 @@ def test_a_share_says_what_can_be_done_with_it():
         assert "StateShard('" in repr(share)
         with pytest.raises(UnsupportedError, match=r"expected torch\.distributed\.checkpoint\.save or load"):
             share.norm()
+        with pytest.raises(
+            UnsupportedError, match=r"sharded_state_dict '0\.weight': expected .* but found aten\._foreach_norm"
+        ):
+            torch._foreach_norm([share])
         with pytest.raises(UnsupportedError, match="a copy or a pickle"):
             pickle.dumps(share)
         state = optimizer.sharded_state_dict()

@@ -38,20 +38,15 @@ class StateShard(torch.Tensor):
         return f"StateShard('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype}, elements={len(self.own)})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UnsupportedError(self._refusal("a copy or a pickle"))
+        raise UnsupportedError(_refusal(self._name, "a copy or a pickle"))
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = next(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, StateShard))
-        raise UnsupportedError(found._refusal(str(func)))
-
-    def _refusal(self, found: str) -> str:
-        return (
-            f"sharded_state_dict '{self._name}': expected torch.distributed.checkpoint.save or load, since this rank has a share of "
-            f"the state alone (ShardedStep), but found {found}. Use these on all ranks, or consolidate_state_dict() and state_dict()."
-        )
+        given = [each for value in args for each in (value if isinstance(value, (list, tuple)) else [value])]
+        name = next((each._name for each in given if isinstance(each, StateShard)), "")
+        raise UnsupportedError(_refusal(name, str(func)))
 
     # ---- what torch.distributed.checkpoint asks tensors for that are shared out ----
 
@@ -80,3 +75,10 @@ class StateShard(torch.Tensor):
                 return self.own[at : at + box.elements].view(box.sizes)
             at += box.elements
         raise KeyError(index)
+
+
+def _refusal(name: str, found: str) -> str:
+    return (
+        f"sharded_state_dict '{name}': expected torch.distributed.checkpoint.save or load, since this rank has a share of "
+        f"the state alone (ShardedStep), but found {found}. Use these on all ranks, or consolidate_state_dict() and state_dict()."
+    )
