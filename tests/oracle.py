@@ -6,6 +6,8 @@ promises.
 
 import numpy as np
 
+OF_BITS = {"bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor}
+
 
 def allreduce(inputs, reduction="sum", prescale=1.0, postscale=1.0):
     """Every rank gets the same."""
@@ -44,10 +46,10 @@ def barrier(inputs):
 def _reduce(inputs, reduction, prescale, postscale):
     dtype = inputs[0].dtype
     if dtype == bool:
-        combine = {"sum": np.logical_or, "max": np.logical_or, "product": np.logical_and, "min": np.logical_and}[
-            reduction
-        ]
-        return _fold(combine, inputs)
+        combine = {"sum": np.logical_or, "max": np.logical_or, "product": np.logical_and, "min": np.logical_and}
+        return _fold((combine | OF_BITS)[reduction], inputs)
+    if reduction in OF_BITS:
+        return _fold(OF_BITS[reduction], inputs)
     if dtype.kind == "c":  # by the parts: NumPy divides by a complex number
         parts = [np.ascontiguousarray(tensor).reshape(-1).view(f"f{dtype.itemsize // 2}") for tensor in inputs]
         return _reduce(parts, reduction, prescale, postscale).view(dtype).reshape(inputs[0].shape)

@@ -82,6 +82,20 @@ Status CheckSquares(const Request& request) {
                              std::string(Text(request.compression)) + ". Leave it out.");
 }
 
+// The bits of a floating-point number are no flags.
+Status CheckBits(const Request& request) {
+  const std::string reduction = "reduction " + std::string(Text(request.reduction));
+  if (request.prescale != 1.0 || request.postscale != 1.0)
+    return Refuse(request, reduction + " must not be scaled. Leave the factors out.");
+  for (const TensorSpec& tensor : request.tensors) {
+    const Arithmetic arithmetic = Find(tensor.dtype)->arithmetic;
+    if (arithmetic != Arithmetic::kInteger && arithmetic != Arithmetic::kBool)
+      return Refuse(request, reduction + " needs integers or bool, but found " + tensor.Text() +
+                                 ". Use min, max or sum, or view the tensor as integers.");
+  }
+  return {};
+}
+
 // Whether the reduction has a meaning for elements of this type.
 Status CheckComputable(const Request& request, const TensorSpec& tensor) {
   const ReductionRow& reduction = *Find(request.reduction);
@@ -112,6 +126,7 @@ Status CheckReduction(const Request& request) {
   RT_TRY(CheckFactor(request, "postscale_factor", request.postscale));
   if (request.reduction == Reduction::kAdasum) RT_TRY(CheckAdasum(request));
   if (Find(request.reduction)->map == Map::kSquare) RT_TRY(CheckSquares(request));
+  if (Find(request.reduction)->takes_bits()) RT_TRY(CheckBits(request));
   for (const TensorSpec& tensor : request.tensors) RT_TRY(CheckComputable(request, tensor));
   return {};
 }

@@ -162,7 +162,7 @@ bool NcclCan(const Batch& batch, const std::string& nccl_algorithm, const Topolo
   if (WithinHosts(nccl_algorithm, topology) && batch.operation != Operation::kAllreduce) return false;
   if (!Find(batch.operation)->reduces) return true;
   const ReductionRow& reduction = *Find(batch.reduction);
-  if (reduction.fold == Fold::kProject || reduction.map != Map::kItself) return false;
+  if (reduction.fold == Fold::kProject || reduction.map != Map::kItself || reduction.takes_bits()) return false;
   const bool as_dtype = batch.codec->identity() || batch.wire() != batch.dtype;
   if (!as_dtype && topology.host_count() > 1) return false;  // within a host nothing is compressed
   if (NcclDType(batch.dtype) < 0 || std::find(batch.weights.begin(), batch.weights.end(), 0.0) != batch.weights.end())

@@ -30,7 +30,7 @@
 namespace ringtrain {
 namespace {
 
-// ---- the four operations on one element ----
+// ---- the operations on one element ----
 
 // Integers wrap: they are combined without sign, and at least as wide as `unsigned`, where overflow is defined.
 template <typename T>
@@ -59,6 +59,19 @@ template <typename T>
 RT_ALWAYS_INLINE T Max(T a, T b) {
   return ((a > b) | (a != a)) ? a : b;
 }
+// Of integers; others are refused when they are submitted.
+template <typename T>
+RT_ALWAYS_INLINE T And(T a, T b) {
+  return static_cast<T>(a & b);
+}
+template <typename T>
+RT_ALWAYS_INLINE T Or(T a, T b) {
+  return static_cast<T>(a | b);
+}
+template <typename T>
+RT_ALWAYS_INLINE T Xor(T a, T b) {
+  return static_cast<T>(a ^ b);
+}
 
 #define RT_COMBINE(operation) \
   RT_INDEPENDENT_ITERATIONS   \
@@ -80,6 +93,15 @@ RT_ALWAYS_INLINE void Combine(Fold fold, T* out, const T* a, const T* b, size_t 
       return;
     case Fold::kMultiply:
       RT_COMBINE(Product<T>);
+      return;
+    case Fold::kAnd:
+      if constexpr (std::is_integral_v<T>) RT_COMBINE(And<T>);
+      return;
+    case Fold::kOr:
+      if constexpr (std::is_integral_v<T>) RT_COMBINE(Or<T>);
+      return;
+    case Fold::kXor:
+      if constexpr (std::is_integral_v<T>) RT_COMBINE(Xor<T>);
       return;
   }
 }
@@ -210,7 +232,7 @@ RT_ALWAYS_INLINE void ReduceElements(Fold fold, void* dst, const void* const* so
 
 // Any non-zero byte is true on the way in, and true is 1 on the way out. Scaling a truth value has no meaning.
 RT_ALWAYS_INLINE void ReduceBool(Fold fold, void* dst, const void* const* sources, int source_count, size_t count) {
-  const bool all = fold == Fold::kLeast || fold == Fold::kMultiply;
+  const bool all = fold == Fold::kLeast || fold == Fold::kMultiply || fold == Fold::kAnd;
   auto* out = static_cast<uint8_t*>(dst);
   size_t n;
   for (size_t begin = 0; begin < count; begin += n) {
@@ -221,6 +243,8 @@ RT_ALWAYS_INLINE void ReduceBool(Fold fold, void* dst, const void* const* source
       const auto* in = static_cast<const uint8_t*>(sources[j]) + begin;
       if (all)
         for (size_t i = 0; i < n; ++i) total[i] = total[i] & static_cast<uint8_t>(in[i] != 0);
+      else if (fold == Fold::kXor)
+        for (size_t i = 0; i < n; ++i) total[i] = total[i] ^ static_cast<uint8_t>(in[i] != 0);
       else
         for (size_t i = 0; i < n; ++i) total[i] = total[i] | static_cast<uint8_t>(in[i] != 0);
     }
@@ -477,13 +501,17 @@ void Fill(void* dst, size_t count, T value) {
   for (size_t i = 0; i < count; ++i) out[i] = value;
 }
 
-// zero, one, highest, lowest, by the fold; a map leaves zero and one as they are.
+// zero, one, highest, lowest, all bits, by the fold; a map leaves zero and one as they are.
 template <typename T>
-T Neutral(Fold fold, T one, T highest, T lowest) {
+T Neutral(Fold fold, T one, T highest, T lowest, T bits = 0) {
   switch (fold) {
     case Fold::kAdd:
     case Fold::kProject:
+    case Fold::kOr:
+    case Fold::kXor:
       return 0;
+    case Fold::kAnd:
+      return bits;
     case Fold::kMultiply:
       return one;
     case Fold::kLeast:
@@ -500,7 +528,7 @@ void FillNumber(Fold fold, void* dst, size_t count) {
   if constexpr (Limits::has_infinity)
     Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::infinity(), -Limits::infinity()));
   else
-    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::max(), Limits::min()));
+    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::max(), Limits::min(), static_cast<T>(-1)));
 }
 
 }  // namespace
@@ -551,7 +579,7 @@ void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
     case DType::kFloat64:
       return FillNumber<double>(fold, dst, count);
     case DType::kBool:
-      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(fold, 1, 1, 0));
+      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(fold, 1, 1, 0, 1));
     case DType::kUInt16:
       return FillNumber<uint16_t>(fold, dst, count);
     case DType::kUInt32:

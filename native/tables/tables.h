@@ -85,7 +85,7 @@ struct OperationRow {
 
 // What a reduction does with each contribution, with two values, and with the last of them (kernels/reduce.cc).
 enum class Map : int32_t { kItself, kSquare };
-enum class Fold : int32_t { kAdd, kMultiply, kLeast, kGreatest, kProject };  // kProject: Adasum's, of whole tensors
+enum class Fold : int32_t { kAdd, kMultiply, kLeast, kGreatest, kProject, kAnd, kOr, kXor };  // kProject: Adasum's
 enum class Finish : int32_t { kLeave, kDivide, kRoot };
 struct ReductionRow {
   const char* text;
@@ -94,6 +94,8 @@ struct ReductionRow {
   Finish finish;
   // Whether the result is a multiple of the sum, so that what a codec loses may be added later.
   bool adds() const { return map == Map::kItself && fold == Fold::kAdd; }
+  // Whether it is one of the bits of integers, and of truth values.
+  bool takes_bits() const { return fold == Fold::kAnd || fold == Fold::kOr || fold == Fold::kXor; }
 };
 
 // The operations for which an attribute of a request counts.

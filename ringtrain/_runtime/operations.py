@@ -32,6 +32,9 @@ from ringtrain.errors import InvalidArgumentError
 __all__ = [
     "Adasum",
     "Average",
+    "BitAnd",
+    "BitOr",
+    "BitXor",
     "Compression",
     "Handle",
     "L2Norm",
@@ -74,6 +77,9 @@ Max = tables.REDUCTIONS["max"]
 Product = tables.REDUCTIONS["product"]
 Adasum = tables.REDUCTIONS["adasum"]
 L2Norm = tables.REDUCTIONS["l2norm"]
+BitAnd = tables.REDUCTIONS["bitand"]
+BitOr = tables.REDUCTIONS["bitor"]
+BitXor = tables.REDUCTIONS["bitxor"]
 
 
 class _WithFeedback(str):

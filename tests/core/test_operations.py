@@ -14,7 +14,7 @@ import ml_dtypes
 
 CHUNK_BYTES = 4096  # small, so that a few thousand elements take many chunks
 REDUCTIONS = {name: getattr(rt, name.capitalize()) for name in ("average", "sum", "min", "max", "product")}
-REDUCTIONS["l2norm"] = rt.L2Norm
+REDUCTIONS |= {"l2norm": rt.L2Norm, "bitand": rt.BitAnd, "bitor": rt.BitOr, "bitxor": rt.BitXor}
 FLOATS_OF_8_BITS = [name for name, row in tables.DTYPES.items() if row.is_moved_only]
 ALIKE = {
     "uint16",
@@ -59,6 +59,8 @@ def values(dtype, shape, rank, small=False):
 def has_meaning(reduction, dtype):
     if reduction == "l2norm":
         return dtype in (np.float32, np.float64)
+    if reduction in oracle.OF_BITS:
+        return dtype.kind in "iub"
     return reduction in {"b": ("sum", "min", "max", "product"), "c": ("sum", "average")}.get(dtype.kind, REDUCTIONS)
 
 
@@ -105,7 +107,7 @@ def test_allreduce(size, layout, algorithm, reduction):
 def test_reducescatter(size, layout, algorithm):
     cases = []
     for dtype in DTYPES:
-        for reduction in ("sum", "average", "max", "l2norm"):
+        for reduction in ("sum", "average", "max", "l2norm", "bitand"):
             if not has_meaning(reduction, dtype):
                 continue
             for rows in lengths((size, layout, algorithm), dtype):
@@ -189,6 +191,21 @@ def test_scales(size, layout, algorithm):
                 cases.append((text, inputs, expected, lambda x, a=(text, op, pre, post): rt.allreduce(x, *a)))
     with World(size, layout, algorithm=algorithm, chunk_bytes=CHUNK_BYTES) as world:
         check(world, cases)
+
+
+@pytest.mark.on_threads("a world of two")
+def test_reductions_of_bits_refuse_what_has_none_of_its_own():
+    def on_rank(rank):
+        for dtype in (np.float32, np.complex64):
+            words = rf"reduction bitor needs integers or bool, but found {np.dtype(dtype).name}\[2\]"
+            with pytest.raises(InvalidArgumentError, match=words):
+                rt.allreduce(np.ones(2, dtype), "flags", rt.BitOr)
+        with pytest.raises(InvalidArgumentError, match="reduction bitxor must not be scaled"):
+            rt.allreduce(np.ones(2, np.int32), "flags", rt.BitXor, prescale_factor=2.0)
+        assert rt.allreduce(np.array([5, 4 << rank]), "flags", rt.BitAnd).tolist() == [5, 0]
+
+    with World(2, "1+1") as world:
+        world.run(on_rank)
 
 
 @pytest.mark.on_threads("a world of two")

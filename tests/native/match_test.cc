@@ -186,8 +186,8 @@ RT_TEST(each_rank_refuses_what_it_sees_to_be_wrong) {
   request.root = 7;
   RT_CHECK_EQ(Refused(request), std::string());
   request = Tensor(Operation::kAllreduce, {2});
-  request.reduction = static_cast<Reduction>(7);
-  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': reduction 7 does not exist."));
+  request.reduction = static_cast<Reduction>(99);
+  RT_CHECK_EQ(Refused(request), std::string("allreduce 'x': reduction 99 does not exist."));
   request.reduction = Reduction::kAverage;
   request.tensors[0].dtype = DType::kBool;
   RT_CHECK_EQ(

@@ -21,6 +21,9 @@ _REDUCTIONS = {
     ReduceOp.MIN: "min",
     ReduceOp.MAX: "max",
     ReduceOp.PREMUL_SUM: "sum",
+    ReduceOp.BAND: "bitand",
+    ReduceOp.BOR: "bitor",
+    ReduceOp.BXOR: "bitxor",
 }
 
 # The core's operation for reduce_scatter: reduces, and each rank keeps its rows.
@@ -33,8 +36,7 @@ def reduction_of(op: object) -> dict[str, object]:
     if kind not in _REDUCTIONS:
         raise UnsupportedError(
             f"torch.distributed: ringtrain reduces by {', '.join(each.name for each in _REDUCTIONS)}, but op is "
-            f"{getattr(kind, 'name', kind)}. For flags, use MIN for BAND and MAX for BOR; else a group of another backend: "
-            "new_group(backend='gloo')."
+            f"{getattr(kind, 'name', kind)}. Use one of these."
         )
     attributes: dict[str, object] = {"reduction": _REDUCTIONS[kind]}
     if kind == ReduceOp.PREMUL_SUM:
