@@ -112,6 +112,59 @@ def test_a_mesh_of_two_by_two(launcher: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
 
 
+# DDP that is compiled whole or in part, and a graph that is broken around a collective, against the same without a compiler.
+COMPILED = """
+import os, torch, torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("ringtrain")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+def train(wrap):
+    torch.manual_seed(0)
+    model = wrap(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(size * step + rank)
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    return [each.detach().clone() for each in model.parameters()]
+
+def compiled(function, **settings):
+    return torch.compile(function, backend="aot_eager", **settings)
+
+wanted = train(DistributedDataParallel)
+for splits in (True, False):
+    torch._dynamo.reset()
+    torch._dynamo.config.optimize_ddp = splits
+    for wrap in (lambda model: compiled(DistributedDataParallel(model)), lambda model: DistributedDataParallel(compiled(model))):
+        for ours, plain in zip(train(wrap), wanted, strict=True):
+            torch.testing.assert_close(ours, plain)
+
+@compiled
+def broken(x):
+    work = dist.all_reduce(x, async_op=True)
+    torch._dynamo.graph_break()
+    work.wait()
+    return 2 * x
+
+def whole(x):
+    return 2 * collectives.all_reduce(x, "sum", dist.group.WORLD)
+
+assert broken(torch.ones(3)).tolist() == compiled(whole, fullgraph=True)(torch.ones(3)).tolist() == [2.0 * size] * 3
+dist.destroy_process_group()
+os.write(1, b"right\\n")
+"""
+
+
+@pytest.mark.timeout(300)
+def test_compiled_programs_train_as_others_do(tmp_path: Path) -> None:
+    done = run("torchrun", COMPILED, tmp_path)
+    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
+
+
 # Rank 1 is killed in the fifth step, while the others wait for it.
 KILLED = """
 import os, signal, sys, time, torch, torch.distributed as dist

@@ -14,6 +14,7 @@ from ringtrain._runtime import exits
 from ringtrain._runtime.pending import Operation
 from ringtrain.errors import ClosedError, PeerLostError
 from ringtrain.errors import TimeoutError as RingtrainTimeout
+from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed.completions import Completions
 
 Place = Callable[[Operation], None]
@@ -71,13 +72,14 @@ class Pending:
         """
         if self._problem is not None:
             raise self._problem
+        patience = self.seconds if seconds is None else seconds
         try:
-            self._operation.wait(self.seconds if seconds is None else seconds)
+            self._operation.wait(patience)
             with self._lock:
                 self._put()
             self.settled = True
-        except RingtrainTimeout:
-            raise
+        except RingtrainTimeout as problem:  # in words that programs for torch's backends look for
+            raise RingtrainTimeout(f"torch.distributed: Timed out after {patience:g} s. {problem}") from None
         except Exception as problem:  # torch's too, where results cannot be put in their places
             self._problem = problem
             raise
@@ -142,6 +144,7 @@ class HeldWorks:
         return iter(list(self._works.values()))
 
 
+@with_eager_methods
 class RingtrainWork(Work):
     """What the collectives of the process group return.
 
