@@ -1,6 +1,8 @@
 """Each collective of the backend "ringtrain" against what torch.distributed says it does, called as torch's functions call it."""
 
+import functools
 import gc
+import operator
 import threading
 from datetime import timedelta
 
@@ -11,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 import ringtrain as rt
 from ringtrain._runtime import context, exits
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.distributed import calls
 from ringtrain.torch.distributed.completions import Completions
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
@@ -47,6 +50,21 @@ OPERATORS = {
     "MAX": lambda all: torch.stack(all).amax(0),
     "PRODUCT": lambda all: torch.stack(all).prod(0),
 }
+
+
+OF_BITS = {"BAND": operator.and_, "BOR": operator.or_, "BXOR": operator.xor}
+
+
+@pytest.mark.parametrize("name", OF_BITS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_all_reduce_of_bits(world, name, dtype):
+    def on_rank(rank):
+        tensors = [torch.tensor([0, 1, 6 >> each, each]).to(dtype) for each in range(world.size)]
+        found = tensors[rank].clone()
+        assert group().allreduce([found], reducing(c10d.AllreduceOptions(), getattr(dist.ReduceOp, name))).wait()
+        assert torch.equal(found, functools.reduce(OF_BITS[name], tensors))
+
+    world.run(on_rank)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -374,13 +392,58 @@ def test_what_a_future_says_of_a_peer_counts_as_the_peers_error(kind, of_a_peer)
         assert exits.error_of_a_peer(met.value) is (met.value if of_a_peer else None), met.value
 
 
+stores = []
+
+
+def barriers(world, enter):
+    """What each rank of a world gets of ``enter(its barriers, its number)``: None, or the text of the RuntimeError."""
+    store = dist.HashStore()
+    stores.append(store)
+
+    def on_rank(rank):
+        ours = RingtrainProcessGroup(context.current(), "0", DEADLINE, store=store)
+        try:
+            return enter(ours, rank)
+        except RuntimeError as problem:
+            return str(problem)
+
+    return world.run(on_rank)
+
+
+def test_a_monitored_barrier_waits_for_all(world):
+    come = []
+
+    def enter(ours, rank):
+        for _ in range(3):
+            come.append(rank)
+            ours.monitored_barrier()
+            assert len(set(come)) == world.size
+
+    assert barriers(world, enter) == [None] * world.size
+    assert all(store.num_keys() <= 2 * world.size for store in stores)
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_a_monitored_barrier_names_who_is_missing(world, all_ranks):
+    absent = list(range(1, world.size))[-2:]
+    seconds = timedelta(seconds=0.3)
+    told = barriers(world, lambda ours, rank: None if rank in absent else ours.monitored_barrier(seconds, all_ranks))
+    if not absent:
+        assert told == [None]
+        return
+    several = f"Ranks {', '.join(map(str, absent))}" if all_ranks else f"Rank {absent[0]}"
+    assert told[0] == f"[Rank 0]: {several} failed to pass monitoredBarrier in 300 ms"
+    for rank in set(range(1, world.size)) - set(absent):
+        assert f"Rank {rank} successfully reached monitoredBarrier, but received errors" in told[rank]
+
+
 def test_refusals(world):
     def on_rank(rank):
         ours = group()
         with pytest.raises(NotImplementedError, match=r"new_group\(backend='gloo'\)"):
             ours.send([torch.ones(1)], 0, 0)
-        with pytest.raises(NotImplementedError, match="op is BAND"):
-            ours.allreduce([torch.ones(1)], reducing(c10d.AllreduceOptions(), dist.ReduceOp.BAND))
+        with pytest.raises(InvalidArgumentError, match="reduction bitand needs integers or bool, but found float32"):
+            ours.allreduce([torch.ones(1)], reducing(c10d.AllreduceOptions(), dist.ReduceOp.BAND)).wait()
 
     world.run(on_rank)
 

@@ -31,13 +31,13 @@ from torch.testing._internal import common_distributed, common_utils
 # By words in their names; the first that fits.
 LEFT_OUT = {
     "send|recv": "the core has collectives alone",
-    "monitored_barrier": "a function of gloo's",
-    "barrier_timeout": "wants gloo's words; tests/with_torch/test_torch_distributed.py has deadlines",
+    "monitored_barrier_allreduce_hang": "makes groups of NCCL by name",
+    "barrier_timeout_global": "meets by a file that only torch's own run of the cases has",
     "nccl": "NCCL's own options",
     "average_parameters": "makes groups of NCCL by name",
     "SyncBatchNorm|sync_bn|ddp_inference": "DDP takes torch's SyncBatchNorm on GPUs alone",
     "apply_optim_in_backward": "streams of an accelerator",
-    "compile": "minutes of a compiler",
+    "compile": "minutes of a compiler; tests/with_torch/test_torch_distributed_launched.py compiles DDP",
     "hook_pickling": "torch skips it everywhere, as it fails with its own backends too",
     "mixed_precision|with_amp|SyncBatchNorm_half": "arithmetic of a GPU",
     "non_default_stream": "streams of a GPU",
@@ -113,17 +113,14 @@ def without_gpus(case: str):
     def make_on_the_cpu(self, module, device_ids=None, output_device=None, *arguments, **named):
         make(self, module, None, None, *arguments, **named)
 
-    def nothing(*_arguments, **_named):
-        pass
-
     def gpus_of_ranks(size, _backend):
         return {rank: [rank] for rank in range(size)}
 
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(mock.patch.object(ddp, "__init__", make_on_the_cpu))
         replaced.enter_context(mock.patch.object(torch.cuda, "current_device", torch.distributed.get_rank))
-        for name in ("set_device", "synchronize"):
-            replaced.enter_context(mock.patch.object(torch.cuda, name, nothing))
+        for name in ("set_device", "synchronize"):  # one function each, as the compiler tells functions apart
+            replaced.enter_context(mock.patch.object(torch.cuda, name, lambda *_arguments, **_named: None))
         replaced.enter_context(mock.patch.object(torch.cuda, "device", lambda *_: contextlib.nullcontext()))
         replaced.enter_context(mock.patch.object(distributed_test, "init_multigpu_helper", gpus_of_ranks))
         if AS_GLOO in case:

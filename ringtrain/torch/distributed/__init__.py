@@ -9,8 +9,10 @@ is the guide.
 
 import ringtrain_backend
 from ringtrain.torch.distributed.creation import create
+from ringtrain.torch.distributed.monitored_barrier import offer as _offer_monitored_barrier
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
 __all__ = ["RingtrainProcessGroup", "create"]
 
+_offer_monitored_barrier()
 ringtrain_backend.register()

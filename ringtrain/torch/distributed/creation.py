@@ -39,12 +39,13 @@ def create(place: Any, options: Any = None) -> RingtrainProcessGroup:
     name = place.group_id
     if not members:
         context, is_ours = _world(place)
-        return RingtrainProcessGroup(context, name, place.timeout, start.shutdown if is_ours else lambda: None)
+        close = start.shutdown if is_ours else lambda: None
+        return RingtrainProcessGroup(context, name, place.timeout, close, place.store)
     world = contexts.current()
     if list(members) == list(range(world.size)):
-        return RingtrainProcessGroup(world, name, place.timeout)
+        return RingtrainProcessGroup(world, name, place.timeout, store=place.store)
     context = _world_apart(place)
-    return RingtrainProcessGroup(context, name, place.timeout, context.close)
+    return RingtrainProcessGroup(context, name, place.timeout, context.close, place.store)
 
 
 def _world(place: Any) -> tuple[Context, bool]:

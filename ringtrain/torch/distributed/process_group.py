@@ -25,12 +25,15 @@ from torch._C._distributed_c10d import (
 
 from ringtrain._runtime.context import Context
 from ringtrain.errors import UnsupportedError
+from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.calls import Calls, back, dealing
 from ringtrain.torch.distributed.layouts import carried, flat
+from ringtrain.torch.distributed.store_barriers import StoreBarriers
 from ringtrain.torch.tensors import values_of
 
 
+@with_eager_methods
 class RingtrainProcessGroup(dist.ProcessGroup):
     """A group of ranks of ``torch.distributed``, in which ringtrain's core carries out all collectives.
 
@@ -39,13 +42,19 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         name: torch's name of the group, the same on all its ranks.
         timeout: how long a wait may take that names no deadline.
         close: what ``shutdown`` calls: ends the world, if the group has one of its own.
+        store: of torch's, for this group alone; None where there are no monitored barriers.
     """
 
     if not hasattr(dist.ProcessGroup, "supports_splitting"):  # which `new_group` of torch 2.4 asks each backend for
         supports_splitting = False
 
     def __init__(
-        self, context: Context, name: str, timeout: timedelta, close: Callable[[], object] = lambda: None
+        self,
+        context: Context,
+        name: str,
+        timeout: timedelta,
+        close: Callable[[], object] = lambda: None,
+        store: Any = None,
     ) -> None:
         super().__init__(context.rank, context.size)
         self._context = context
@@ -53,6 +62,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         self._way = Calls(context, name, timeout.total_seconds())
         self._name, self._description = name, "undefined"
         self._close = close
+        self._monitored = StoreBarriers(store, self._rank, self._size)
 
     # ---- what torch asks a group ----
 
@@ -147,6 +157,11 @@ class RingtrainProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = BarrierOptions()) -> Any:  # noqa: B008
         """Done when all ranks have come."""
         return self._way.submit("barrier", lambda: ([], [], {}, None), [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Returns when all ranks have come; else rank 0 names who has not. ``StoreBarriers.enter`` has the details."""
+        seconds = self._way.seconds if timeout is None else timeout.total_seconds()
+        self._monitored.enter(seconds, wait_all_ranks)
 
     # ---- collectives on rows ----
 
