@@ -59,7 +59,7 @@ const std::vector<Attribute>& Attributes() {
       {"operation", [](const Request& r) { return std::string(Text(r.operation)); },
        "Use different names for different operations."},
       {"number of tensors", [](const Request& r) { return std::to_string(r.tensors.size()); },
-       "Group the same tensors on every rank."},
+       "Group the same tensors on every rank; of gradients, freeze the same layers everywhere."},
       {"dtype", DTypesText, "Cast before submitting."},
       {"shape", [](const Request& r) { return ShapesText(r, Ragged(Find(r.operation)->layout)); },
        "Pad or slice to one shape; allgather and alltoall take rows of any number, but of one shape."},

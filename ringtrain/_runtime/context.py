@@ -76,6 +76,7 @@ class Context:
         over_mpi: whether its world runs over MPI.
         chosen: its options that differ from the defaults, as text.
         joins: how often its ranks have all joined.
+        met: process sets with names under which their ranks have compared what they train.
         communicator: the mpi4py communicator that ``init`` was given, or None.
         explain: in an elastic job, what makes of the error of a world that has ended the one that is raised; None else.
         ended_because: why its world has ended, in the words of an elastic job's launcher; "" before.
@@ -99,6 +100,7 @@ class Context:
         self.over_mpi = False
         self.chosen: dict[str, str] = {}
         self.joins = 0
+        self.met: set[tuple[Any, str]] = set()
         self.serving: weakref.WeakSet[Any] = weakref.WeakSet()
         self.unsettled: weakref.WeakSet[Any] = weakref.WeakSet()
         self.closing: dict[Any, None] = {}

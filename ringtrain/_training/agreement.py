@@ -13,10 +13,15 @@ import numpy as np
 from ringtrain._binding.buffers import as_buffer
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.pending import Operation
+from ringtrain._runtime.process_sets import ProcessSet
+from ringtrain._training.differences import Differences, waited
 from ringtrain._training.presence import MISSING, zeros_needed
-from ringtrain.errors import TimeoutError
+from ringtrain._training.session import Session
+from ringtrain._training.trained import Parameter
+from ringtrain.errors import MismatchError, TimeoutError
 
 Gradient = TypeVar("Gradient")
+_MEETING_SECONDS = 10.0
 
 
 class Agreement:
@@ -34,10 +39,11 @@ class Agreement:
         own: this rank's bytes.
     """
 
-    __slots__ = ("own", "_advice", "_content", "_operation")
+    __slots__ = ("own", "_advice", "_content", "_context", "_name", "_operation")
 
     def __init__(self, context: Context, process_set: int, name: str, own: bytes, advice: str, waits: bool = False):
         self.own = own
+        self._context, self._name = context, name
         self._advice = advice
         self._content = bytearray(own)
         buffer = as_buffer(np.frombuffer(self._content, np.uint8))
@@ -63,6 +69,34 @@ class Agreement:
             raise TimeoutError(f"{given_up} {self._advice}") from None
         return bytes(self._content)
 
+    def meet(self, process_set: ProcessSet, trained: Callable[[], Sequence[Parameter]]) -> None:
+        """The first time under this name in a world: waits for the other ranks, for ``_MEETING_SECONDS`` at most.
+
+        So a layer that one rank has frozen is named before anybody waits for its gradients. Ranks that never come, as where one
+        traces a graph alone, are told of by whoever needs them. In an elastic job ranks come to a world's first step at other times.
+
+        Args:
+            process_set: the ranks.
+            trained: lists the parameters that the bytes are of.
+
+        Raises:
+            MismatchError: ranks have other numbers of parameters; the same on all of them.
+        """
+        context, key = self._context, (process_set.process_set_id, self._name)
+        if key in context.met:
+            return
+        context.met.add(key)
+        if context.explain is not None:
+            return
+        try:
+            self._operation.wait(_MEETING_SECONDS)
+        except TimeoutError:
+            pass
+        except MismatchError:
+            told = Differences(Session(process_set), self._name, stem_of(self._name))
+            waited(told.require_trained(trained()))
+            raise
+
     def complete(
         self, gradients: Sequence[Gradient | None], codes: bytes, zeros: Callable[[int, int], Gradient]
     ) -> list[Gradient | None]:
@@ -81,6 +115,16 @@ class Agreement:
         return completed
 
 
+def stem_of(name: str) -> str:
+    """What the names of gradients begin with, from that of the first one, or of what is named after it.
+
+    Example:
+        >>> stem_of("optimizer.0.0.dense/kernel.present")
+        'optimizer.0'
+    """
+    return name.rpartition(".0.")[0] or name.removesuffix(".present")
+
+
 class Remembered(Agreement):
     """An answer of a world before: nothing is submitted."""
 
@@ -92,6 +136,9 @@ class Remembered(Agreement):
     def pending(self) -> Iterator[Operation]:
         """Nothing."""
         return iter(())
+
+    def meet(self, process_set: ProcessSet, trained: Callable[[], Sequence[Parameter]]) -> None:
+        """Nobody else comes."""
 
     def agreed(self) -> bytes:
         """The answer."""

@@ -14,6 +14,7 @@ from ringtrain._binding.buffers import Buffer, as_buffer
 from ringtrain._binding.log import logger
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import terms as words
+from ringtrain._training import trained as lists
 from ringtrain._training.adapter import checks
 from ringtrain._training.adapter.checks import named_ranks
 from ringtrain._training.drift import Replica, Settings, Words
@@ -56,6 +57,23 @@ class Differences:
     def refuse_terms(self, own: bytes) -> Generator[Operation, None, NoReturn]:
         """Raises the error of ``terms.encoded``."""
         raise MismatchError(unequal_terms(self._optimizer, (yield from self._gathered_terms("terms", own))))
+
+    def require_trained(
+        self, own: Sequence[lists.Parameter], compared_by: str = ""
+    ) -> Generator[Operation, None, None]:
+        """Returns if all ranks train the same parameters, told in the same order.
+
+        Args:
+            own: what this rank trains.
+            compared_by: as for ``lists.unequal_trained``.
+
+        Raises:
+            MismatchError: they do not; the same on all ranks.
+        """
+        told = yield from self._gathered_bytes("trained", lists.encoded(own))
+        of_ranks = [(rank, lists.decoded(content)) for rank, content in told]
+        if not lists.are_alike(of_ranks):
+            raise MismatchError(lists.unequal_trained(self._optimizer, of_ranks, compared_by))
 
     def refuse_settings(self, own: Settings, tense: str, called: Words) -> Generator[Operation, None, NoReturn]:
         """Raises the error of what ranks step with; see ``unequal_settings``."""
@@ -120,11 +138,16 @@ class Differences:
 
     def _gathered_terms(self, what: str, own: bytes) -> Generator[Operation, None, list[tuple[int, dict[str, Any]]]]:
         """Ranks with their terms."""
+        of_ranks = yield from self._gathered_bytes(what, own)
+        return [(rank, words.decoded(content)) for rank, content in of_ranks]
+
+    def _gathered_bytes(self, what: str, own: bytes) -> Generator[Operation, None, list[tuple[int, bytes]]]:
+        """Ranks with what they have said."""
         sizes = yield from self.gathered(f"{what}.sizes", np.array([[self._session.context.rank, len(own)]]))
         everything = (yield from self.gathered(what, np.frombuffer(own, np.uint8))).tobytes()
         ends = np.cumsum(sizes[:, 1])
         contents = [everything[end - size : end] for end, size in zip(ends, sizes[:, 1], strict=True)]
-        return [(int(rank), words.decoded(content)) for rank, content in zip(sizes[:, 0], contents, strict=True)]
+        return [(int(rank), content) for rank, content in zip(sizes[:, 0], contents, strict=True)]
 
     def _done(
         self, what: str, kind: str, inputs: Sequence[Buffer], outputs: Sequence[Buffer | None], reduction: str = "sum"

@@ -82,7 +82,7 @@ class Late:
         if flight is None:
             return True
         try:
-            if flight.ends_alone:
+            if flight.ends_alone and not flight.rounds.lists_differ(waits=True):
                 flight.finish(self._arrays)
             flight.rounds.wait_for_answer()
             waited(flight.rounds.require_equal())

@@ -8,7 +8,7 @@ of the terms that all must have set alike, and with those of the ``drift.Replica
 """
 
 import enum
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,17 +16,21 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._training import terms as words
 from ringtrain._training.adapter.checks import hashed
 from ringtrain._training.agreement import Agreement
-from ringtrain._training.differences import Differences
+from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import NOTHING, Replica, Told
+from ringtrain._training.presence import FROZEN, frozen
 from ringtrain._training.session import Session
+from ringtrain._training.trained import Parameter, digest_of
+from ringtrain.errors import MismatchError, RingtrainError
 
 _LARGEST = 255
 _FLAGS = 4
 # What must be the same on all ranks, in so many bytes. Each goes with its complement; where it is not known both are zeros,
 # which count for nothing in a maximum.
-_COMPARED = {"steps": 1, "terms": 4, "settings": 4, "last settings": 4, "parameters": 8}
+_COMPARED = {"steps": 1, "terms": 4, "trained": 4, "settings": 4, "last settings": 4, "parameters": 8}
 BYTES_BEHIND_CODES = _FLAGS + 2 * sum(_COMPARED.values())
 _PLACES = accumulate((2 * size for size in _COMPARED.values()), initial=_FLAGS - BYTES_BEHIND_CODES)
+_MASKS = {size: (1 << 8 * size) - 1 for size in _COMPARED.values()}
 _BEGINS = dict(zip(_COMPARED, _PLACES, strict=False))  # counted from the end
 
 _WHO_IS_MISSING = (
@@ -77,6 +81,7 @@ class Rounds:
         replica: what must be the same on all ranks from step to step; None if nothing must.
         comes_alike: whether each round begins at the same place of the program on all ranks; else only one that ends a
             backward pass does.
+        trained: lists the parameters that the codes are of, frozen ones too; None where that is not compared.
 
     Attributes:
         announced: what this rank has said in the round under way; None between rounds.
@@ -85,9 +90,12 @@ class Rounds:
     def __init__(
         self, session: Session, name: str, terms: Mapping[str, Any] | None = None,
         replica: Replica | None = None, comes_alike: bool = False,
+        trained: Callable[[], Sequence[Parameter]] | None = None,
     ):  # fmt: skip
         self.announced: Said | None = None
-        self._replica, self._comes_alike = replica, comes_alike
+        self._replica, self._comes_alike, self._trained = replica, comes_alike, trained
+        self._listed: tuple[int, bytes] = 0, b""  # of how many parameters, and what tells their list
+        self._told_trained: tuple[bytes, int] = b"", 0  # most steps have the parameters of the one before
         self._session, self._name = session, name
         self._differences = Differences(session, name, name.rpartition(".")[0])
         self._terms = words.encoded(terms or {})
@@ -107,7 +115,7 @@ class Rounds:
         if self._replica is not None:
             told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)
         said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks, is_exact)
-        content = encoded(said, self._steps, self._terms, told)
+        content = encoded(said, self._steps, self._terms, told, self._digest_of_trained(said.codes))
         session = self._session
         self._agreement = Agreement(
             session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING, waits
@@ -123,11 +131,50 @@ class Rounds:
         """
         agreement = self._under_way
         yield from agreement.pending()
-        return decoded(agreement.agreed())
+        try:
+            return decoded(agreement.agreed())
+        except MismatchError as problem:
+            if self._has_other_length(problem):
+                yield from self._require_trained()
+            raise
 
     def wait_for_answer(self) -> Said:
         """``answer`` for those who have nothing else to do meanwhile."""
-        return decoded(self._under_way.agreed())
+        return waited(self.answer())
+
+    def lists_differ(self, waits: bool = False) -> bool:
+        """Whether it is known by now, or once the answer is there, that ranks have other parameters: some would wait for ever."""
+        agreement = self._under_way
+        if not waits and any(True for _ in agreement.pending()):
+            return False
+        try:
+            return not are_equal("trained", agreement.agreed())
+        except MismatchError as problem:
+            return self._has_other_length(problem)
+        except RingtrainError:
+            return False
+
+    def _has_other_length(self, problem: MismatchError) -> bool:
+        """Whether ranks have announced other numbers of parameters; all that have announced any know that."""
+        return self._trained is not None and ": shape " in str(problem)
+
+    def _require_trained(self) -> Generator[Operation, None, None]:
+        assert self._trained is not None and self.announced is not None
+        codes = self.announced.codes
+        own = [each for each, code in zip(self._trained(), codes, strict=True) if code != FROZEN]
+        compared_by = "" if self._replica is None else self._replica.called.wrapper
+        yield from self._differences.require_trained(own, compared_by)
+
+    def _digest_of_trained(self, codes: bytes) -> int | None:
+        """Of the parameters, and of those of them that are frozen, where replicas are compared; None where that is not known."""
+        if self._trained is None or (held := frozen(codes)) is None:
+            return None
+        if self._listed[0] != len(codes):
+            self._listed = len(codes), b"%d" % digest_of(self._trained())
+        told = self._listed[1] + (b"" if self._replica is None else held)
+        if told != self._told_trained[0]:
+            self._told_trained = told, hashed(told)
+        return self._told_trained[1]
 
     @property
     def _under_way(self) -> Agreement:
@@ -138,10 +185,12 @@ class Rounds:
         """After ``answer``, when all that was agreed on has travelled: no rank waits for what another one refuses to send.
 
         Raises:
-            MismatchError: ranks have other terms, settings or parameters, or some have stepped more often than others since
-                the last round; the same on all ranks.
+            MismatchError: ranks have other terms, settings or parameters, train others, or some have stepped more often than
+                others since the last round; the same on all ranks.
         """
         agreed, replica = self._under_way.agreed(), self._replica
+        if not are_equal("trained", agreed):
+            yield from self._require_trained()
         if not are_equal("terms", agreed):
             yield from self._differences.refuse_terms(self._terms)
         if not are_equal("steps", agreed):
@@ -181,14 +230,16 @@ class Rounds:
             self._replica.forget_step()
 
 
-def encoded(said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTHING) -> bytes:
+def encoded(
+    said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTHING, trained: int | None = None
+) -> bytes:
     """The bytes of which the maximum is taken.
 
     Behind the codes what must be the same, so that the maximum of a byte and that of its complement add up to the largest
     byte only if all are equal.
     """
     count = None if steps is None else steps % _LARGEST
-    values = (count, hashed(terms), told.settings, told.last_settings, told.parameters)
+    values = (count, hashed(terms), trained, told.settings, told.last_settings, told.parameters)
     compared = map(_with_complement, values, _COMPARED.values())
     return b"%b%c%c%c%c%b" % (said.codes, *said[1:], b"".join(compared))
 
@@ -196,8 +247,8 @@ def encoded(said: Said, steps: int | None, terms: bytes = b"", told: Told = NOTH
 def _with_complement(value: int | None, size: int) -> bytes:
     if value is None:
         return bytes(2 * size)
-    own = value.to_bytes(8, "little")[:size]
-    return own + bytes(_LARGEST - each for each in own)
+    own = value & _MASKS[size]
+    return (own | (own ^ _MASKS[size]) << 8 * size).to_bytes(2 * size, "little")
 
 
 def decoded(agreed: bytes) -> Said:
@@ -208,5 +259,6 @@ def decoded(agreed: bytes) -> Said:
 def are_equal(what: str, agreed: bytes) -> bool:
     """Whether all ranks that know this row of what is compared have the same there."""
     begin, size = _BEGINS[what], _COMPARED[what]
-    most, complement_of_least = agreed[begin:][:size], agreed[begin + size :][:size]
-    return all(sum(pair) in (0, _LARGEST) for pair in zip(most, complement_of_least, strict=True))
+    both = int.from_bytes(agreed[begin:][: 2 * size], "little")
+    most, complement_of_least = both & _MASKS[size], both >> 8 * size
+    return not both or most ^ complement_of_least == _MASKS[size]

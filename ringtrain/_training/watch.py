@@ -23,6 +23,7 @@ from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Named, Replica, Settings, Words
 from ringtrain._training.look_schedule import LookSchedule
 from ringtrain._training.session import NewWorld, Session
+from ringtrain._training.trained import Parameter
 from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
@@ -31,6 +32,7 @@ ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is
 _REST = 0.25  # seconds, about, after which a program calls the host again
 _LOOK = 5e-3  # seconds of a look beside the reading: a call of the host, and an operation more
 _COPIED = 4e9  # bytes a second, into the memory that the host gets
+_OTHER_GRADIENTS = ": number of tensors "  # what the core says of them
 
 _WHO_IS_MISSING = (
     "With it the ranks agree that they step alike: the missing ones have not come to this step. "
@@ -203,6 +205,20 @@ class Watch:
         """Begins a step: sends the row."""
         return self._maximum("settings", self.row(settings, rate))
 
+    def reduced(self, reduce: Callable[[], Result], trained: Callable[[], Named]) -> Result:
+        """What ``reduce`` returns, between ``begin`` and ``end``.
+
+        Raises:
+            MismatchError: ranks train other parameters; else they are told of numbers of gradients alone.
+        """
+        try:
+            return reduce()
+        except Exception as problem:  # of whatever framework; each rank has the same
+            if _OTHER_GRADIENTS in str(problem):
+                own = [Parameter(name, str(list(each.shape))) for name, each in trained()]
+                waited(self._differences.require_trained(own))
+            raise
+
     def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
         """Ends what ``begin`` has begun, before the update.
 
@@ -267,7 +283,7 @@ class Comparison:
             MismatchError: ranks have other settings, or other parameters; before the update.
         """
         row = self.watch.begin(self.settings, rate)
-        result = reduce()
+        result = self.watch.reduced(reduce, lambda: self.parameters)
         self.watch.end(row, lambda: [(name, self._read(each)) for name, each in self.parameters])
         return result
 

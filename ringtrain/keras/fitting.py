@@ -7,18 +7,20 @@ own loss decides for that rank. ``look_at_fits`` puts itself before ``fit``, whe
 import functools
 import inspect
 import os
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ringtrain._runtime import exits
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
+from ringtrain._training.trained import Parameter, are_alike, unequal_trained
 from ringtrain.elastic.transparent import followed
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within
 from ringtrain.keras.replicas import require_equal
+from ringtrain.keras.variables import path_of
 
 # Callbacks that write, and the attribute with the place. Classes of a user's own write as they say.
 PLACES = {
@@ -65,7 +67,7 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
             if isinstance(state, ArrangesCallbacks):
                 return state.arranged(callbacks, callback_class)
             assert process_set is not None
-            return arranged(callbacks, callback_class, process_set)
+            return arranged(callbacks, callback_class, process_set, self)
 
         goes_together = process_set is not None and not is_alone(process_set) and process_set.included()
         if not isinstance(state, ArrangesCallbacks) and (state is not None or not goes_together):
@@ -81,22 +83,29 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
     model_class.fit = fit
 
 
-def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: ProcessSet) -> list[Any]:
+def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: ProcessSet, model: Any) -> list[Any]:
     """The callbacks of this rank, without those whose files another rank writes. Collective.
 
     Args:
         callbacks: as given to ``fit``.
         callback_class: what callbacks are made of.
         process_set: the ranks that train together.
+        model: to be trained.
 
     Raises:
         InvalidArgumentError: on all ranks: one follows its own metrics.
+        MismatchError: on all ranks: one has frozen other layers.
     """
-    own = {"places": [place_of(each) for each in callbacks], "too_early": decides_too_early(callbacks)}
+    own = {
+        "places": [place_of(each) for each in callbacks],
+        "too_early": decides_too_early(callbacks),
+        "trained": trained_by(model),
+    }
     members = members_of(process_set)
     everyone = dict(zip(members, allgather_object(own, "fit.callbacks", process_set), strict=True))
     for rank, theirs in everyone.items():
         refuse_too_early(theirs["too_early"], rank)
+    _refuse_unequal_trained({rank: theirs["trained"] for rank, theirs in everyone.items()}, model)
     rank = current().rank
     before = {place for lower in members[: members.index(rank)] for place in everyone[lower]["places"]} - {None}
     kept = [_that_reads(each, callback_class) if place_of(each) in before else each for each in callbacks]
@@ -129,6 +138,38 @@ def refuse_too_early(kind: str, rank: int) -> None:
             f"fit '{kind}': expected MetricAverageCallback before it in callbacks, but found it behind on rank "
             f"{rank}: each rank would decide by its own metrics. Put MetricAverageCallback first."
         )
+
+
+class _Trained(NamedTuple):
+    """What a rank's optimizer trains together with the other ranks.
+
+    Attributes:
+        model: shapes of all variables: where ranks have other models, the broadcast says so.
+        parameters: that are trained.
+    """
+
+    model: list[str]
+    parameters: list[Parameter]
+
+
+def trained_by(model: Any) -> _Trained | None:
+    """What is trained of a model; None where it is not known yet, or may differ."""
+    reduction = reduction_within(getattr(model, "optimizer", None))
+    if reduction is None or not reduction.settings.mode.compares or not model.built:
+        return None
+    shared = reduction.kinds.averaged(model.trainable_variables)
+    parameters = [Parameter(path_of(each), str(list(each.shape))) for each in shared]
+    return _Trained(sorted(str(list(each.shape)) for each in model.variables), parameters)
+
+
+def _refuse_unequal_trained(of_ranks: Mapping[int, _Trained | None], model: Any) -> None:
+    known = [(rank, theirs) for rank, theirs in of_ranks.items() if theirs is not None]
+    if any(theirs.model != known[0][1].model for _, theirs in known):
+        return
+    lists = [(rank, theirs.parameters) for rank, theirs in known]
+    if not are_alike(lists):
+        reduction = reduction_within(model.optimizer)
+        raise MismatchError(unequal_trained("fit" if reduction is None else reduction.prefix, lists))
 
 
 class RestoringHooks:

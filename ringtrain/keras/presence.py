@@ -8,6 +8,8 @@ from ringtrain._runtime.process_sets import id_of
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.grouping import Groups, grouped
 from ringtrain._training.presence import DENSE, MISSING
+from ringtrain._training.trained import Parameter
+from ringtrain.keras.variables import path_of
 
 Combine = Callable[[list[int], list[Any]], list[Any]]
 _WHO_IS_MISSING = (
@@ -40,6 +42,9 @@ def reduce_present(
         return []
     codes = bytes(MISSING if gradient is None else DENSE for gradient in gradients)
     agreement = Agreement(current(), id_of(settings.process_set), f"{names[0]}.present", codes, _WHO_IS_MISSING)
+    agreement.meet(
+        settings.process_set, lambda: [Parameter(path_of(each), str(list(each.shape))) for each in variables]
+    )
     results = agreement.complete(gradients, codes, lambda place, _: zeros(variables[place]))
     results = combine_each(results, variables, groups, combine)
     agreement.agreed()  # its name is free then

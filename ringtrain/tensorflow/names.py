@@ -73,8 +73,13 @@ def without_counters(name: str) -> str:
 def _described(source: Any) -> str:
     if not is_variable(source):
         return "source"
-    path = getattr(source, "path", None) or source.name
-    return "/".join(without_counters(path.partition(":")[0]).split("/")[-2:])
+    return "/".join(without_counters(path_of(source).partition(":")[0]).split("/")[-2:])
+
+
+def path_of(variable: Any) -> str:
+    """What Keras or TensorFlow calls a variable: ``sequential_1/dense_2/kernel``, ``weights:0``."""
+    path: str = getattr(variable, "path", None) or variable.name
+    return path
 
 
 def is_variable(source: Any) -> bool:

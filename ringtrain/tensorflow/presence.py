@@ -20,8 +20,9 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
-from ringtrain._training.agreement import Agreement, Remembered
+from ringtrain._training.agreement import Agreement, Remembered, stem_of
 from ringtrain._training.presence import DENSE, MISSING, SPARSE_32, SPARSE_64, nobodys
+from ringtrain._training.trained import Parameter
 from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
@@ -128,9 +129,11 @@ def complete(
         return list(gradients), None
     codes = bytes(_code_of(gradient) for gradient in gradients)
     if tf.executing_eagerly():
-        agreement = _agree(codes, f"{names[0]}.present", process_set)
+        agreement = _agree(codes, f"{stem_of(names[0])}.present", process_set)
+        agreement.meet(process_set, lambda: _listed(variables))
         return agreement.complete(gradients, codes, _zeros_for(variables)), agreement
     agreement = _memory().recall(codes, names, variables, process_set)
+    agreement.meet(process_set, lambda: _listed(variables))
     completed = agreement.complete(gradients, codes, _zeros_for(variables))
     if MISSING in agreement.own:
         completed = _checked(completed, codes, names, agreement.agreed(), process_set)
@@ -139,6 +142,13 @@ def complete(
 
 def _agree(codes: bytes, name: str, process_set: ProcessSet) -> Agreement:
     return Agreement(current(), id_of(process_set), name, codes, _WHO_IS_MISSING)
+
+
+def _listed(variables: Sequence[Any]) -> list[Parameter]:
+    return [
+        Parameter(naming.path_of(each), str(list(each.shape))) if naming.is_variable(each) else Parameter("source")
+        for each in variables
+    ]
 
 
 def _memory() -> _Memory:

@@ -70,7 +70,7 @@ def watched_by_names(
         return Watch(Session(process_set), stem, _CALLED, FORMS, _FIRST_LOOK_OF_A_TAPE)
 
     watch = _watches.find(stem, variables, process_set, make)
-    paths = [getattr(each, "path", None) or each.name for each in variables]
+    paths = [naming.path_of(each) for each in variables]
     compared = list(zip(paths, variables if values is None else values, strict=True))
     return watched(comparison(watch, {}, None, compared), process_set, reduce)
 

@@ -18,6 +18,7 @@ from ringtrain._runtime.pending import Operation
 from ringtrain.errors import RingtrainError, TimeoutError
 
 _TURN_SECONDS = 0.01  # how long one optimizer waits before another one that ends in the same pass goes on
+_LOOK_SECONDS = 0.1  # from one look to the next at what makes waiting vain; Ctrl-C is answered as often
 _NODE_IN_PYTHON = BackwardCFunction.apply.__code__
 
 
@@ -128,8 +129,8 @@ def take_turns(steps: Iterator[Operation]) -> None:
 def wait_for(steps: Iterator[Operation]) -> None:
     """The same at once, where nothing else ends meanwhile."""
     for operation in steps:
-        with suppress(RingtrainError):  # the iterator looks at each operation itself
-            operation.wait()
+        with suppress(RingtrainError):  # the iterator looks at each operation itself, and at what else may have come
+            operation.wait(_LOOK_SECONDS)
 
 
 class OneByOne:

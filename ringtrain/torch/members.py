@@ -6,6 +6,7 @@ import torch
 
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.powersgd import Beginning, Memory
+from ringtrain._training.trained import Parameter
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.gradients import Group, Member, ReductionSettings
@@ -71,6 +72,10 @@ class Members:
             [self._group_of(parameters, number) for number, parameters in enumerate(groups, first_group)]
         )
         return range(first, len(self._members))
+
+    def trained(self) -> list[Parameter]:
+        """As ranks compare them, those that are frozen too."""
+        return [Parameter(self._names[member.parameter]) for member in self._members]
 
     def memories(self) -> list[Memory]:
         """What PowerSGD keeps of gradients, in the order of the parameters."""

@@ -14,7 +14,7 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._training import residuals
 from ringtrain._training.guard import Part, Passenger, StepGuard
 from ringtrain._training.powersgd import Beginning
-from ringtrain._training.presence import DENSE, MISSING, SETTLED, SPARSE_64, after_round, is_there
+from ringtrain._training.presence import DENSE, FROZEN, MISSING, SPARSE_64, after_round, is_there
 from ringtrain._training.rounds import Rounds, Said, Stage
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import wait_for
@@ -72,8 +72,9 @@ class StepRounds:
     def enter_world(self) -> None:
         """Agrees in the present world from now on, under the members' prefix."""
         self._rounds = Rounds(
-            self._session, f"{self._members.prefix}.used", self._settings.terms, self._settings.replica()
-        )
+            self._session, f"{self._members.prefix}.used", self._settings.terms, self._settings.replica(),
+            trained=self._members.trained,
+        )  # fmt: skip
         self._joins = self._session.context.joins
 
     def drop_results(self) -> None:
@@ -198,7 +199,7 @@ class StepRounds:
         """The code of a parameter whose gradient no hook has completed."""
         gradient = member.parameter.grad
         if gradient is None:
-            return MISSING if member.parameter.requires_grad else SETTLED
+            return MISSING if member.parameter.requires_grad else FROZEN
         if stage is Stage.PASS_ENDED:
             complete = self._passes.has_all(member.index)
         else:
@@ -250,6 +251,9 @@ class StepRounds:
         for operation in group.waiting():
             while not self._is_over(operation):
                 yield operation
+                if not self._is_over(operation) and self._rounds.lists_differ():  # it may have come to no other rank
+                    yield from self._rounds.answer()
+                    yield from self._rounds.require_equal()
 
     def _is_over(self, operation: Operation) -> bool:
         """Whether its result may be taken; one that others are told of must be there, and not on a GPU's queue alone."""

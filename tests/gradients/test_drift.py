@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import ringtrain as rt
-from ringtrain._training import differences, drift, rounds, watch
+from ringtrain._training import differences, drift, rounds, trained, watch
 from ringtrain._training.adapter import checks
 from ringtrain._training.differences import Differences
 from ringtrain._training.drift import Replica, Told, Words
 from ringtrain._training.rounds import Said
 from ringtrain._training.session import Session
+from ringtrain._training.trained import Parameter
 from ringtrain.errors import MismatchError
 from ringtrain.testing import World
 
@@ -150,6 +151,45 @@ def test_a_round_compares_those_that_know(row, values, equal):
         assert rounds.are_equal(name, agreed) is (equal or place != row)
     assert rounds.are_equal("steps", agreed) and rounds.are_equal("terms", agreed)
     assert rounds.decoded(agreed).codes == b"\1\2"
+
+
+@pytest.mark.parametrize("values, equal", [
+    ((5, 5), True), ((None, 5), True), ((None, None), True), ((5, 6), False), ((5, None, 5 + 2**31), False), ((0, 1), False),
+])  # fmt: skip
+def test_a_round_compares_what_those_train_that_tell(values, equal):
+    own = [rounds.encoded(Said(b"\1\2", False), 3, b"{}", Told(7, 7, 7), each) for each in values]
+    agreed = bytes(map(max, zip(*own, strict=True)))
+    assert rounds.are_equal("trained", agreed) is equal
+    assert all(rounds.are_equal(name, agreed) for name in [*ROWS, "steps", "terms"])
+
+
+def parameters_of(*names, shape="[2]"):
+    return [Parameter(name, shape) for name in names]
+
+
+@pytest.mark.parametrize(
+    "of_ranks, words",
+    [
+        ([("a/w", "b/w"), ("b/w",)], "'a/w' of shape [2] is trained on rank 0 and not on rank 1."),
+        ([("b/w",), ("a/w", "b/w"), ("b/w",)], "'a/w' of shape [2] is trained on rank 1 and not on ranks 0, 2."),
+        ([("m/d_1/w", "m/d_2/w"), ("m/d_2/w",)], "'m/d_1/w' of shape [2] is trained on rank 0 and not on rank 1."),
+        ([("m/d/w", "m/d_1/w"), ("n/d_7/w",)], "'m/d_1/w' of shape [2] is trained on rank 0 and not on rank 1."),
+        ([("a", "c"), ("b", "c")], "'a' of shape [2] is trained on rank 0 and not on rank 1 and 'b' of shape [2] is trained on rank 1 and"),
+        ([("a", "a"), ("a",)], "'a' of shape [2] is trained on rank 0 and not on rank 1."),
+        ([("a", "b"), ("b", "a")], "but their order differs."),
+        ([tuple("abcdefz"), ("z",)], "'d' of shape [2] and 2 more are trained on rank 0 and not on rank 1."),
+    ],
+)  # fmt: skip
+def test_the_error_of_what_is_trained_names_it_and_both_sides(of_ranks, words):
+    told = list(enumerate(parameters_of(*names) for names in of_ranks))
+    assert words in trained.unequal_trained("model", told) and not trained.are_alike(told)
+
+
+def test_paths_of_models_that_were_counted_otherwise_are_alike():
+    one, other = parameters_of("sequential/dense_1/kernel"), parameters_of("sequential_3/dense_7/kernel")
+    assert trained.digest_of(one) == trained.digest_of(other) and trained.are_alike([(0, one), (1, other)])
+    assert trained.digest_of(one) != trained.digest_of(parameters_of("sequential/dense_1/kernel", shape="[3]"))
+    assert trained.decoded(trained.encoded(one)) == one
 
 
 def test_settings_are_called_by_their_group():

@@ -10,11 +10,13 @@ from ringtrain._training.agreement import Agreement
 from ringtrain._training.plan import STEADY_STEPS, SteadySteps, assigned
 from ringtrain._training.presence import (
     DENSE,
+    FROZEN,
     MISSING,
     SETTLED,
     SPARSE_32,
     SPARSE_64,
     after_round,
+    frozen,
     is_there,
     nobodys,
     zeros_needed,
@@ -84,6 +86,13 @@ def test_the_rule_for_missing_gradients():
     assert [is_there(code) for code in (SETTLED, MISSING, SPARSE_32, SPARSE_64, DENSE)] == [0, 0, 1, 1, 1]
     assert list(after_round(own, agreed, is_last=False)) == [SETTLED, MISSING, SETTLED, SETTLED, SETTLED, SETTLED]
     assert list(after_round(own, agreed, is_last=True)) == [SETTLED] * 6
+
+
+def test_what_is_frozen_is_told_in_the_first_round_of_a_step():
+    assert frozen(bytes([DENSE, MISSING])) == b"" and frozen(bytes([DENSE, FROZEN, MISSING])) == bytes([0, 1, 0])
+    assert frozen(bytes([DENSE, FROZEN, SETTLED])) is None
+    assert not is_there(FROZEN) and zeros_needed([FROZEN, FROZEN], [DENSE, FROZEN]) == [0]
+    assert list(after_round([MISSING, MISSING], [FROZEN, MISSING], is_last=False)) == [SETTLED, MISSING]
 
 
 def test_an_agreement_fills_what_others_have(two):

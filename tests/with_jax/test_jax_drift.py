@@ -341,3 +341,18 @@ def test_what_is_lost_of_one_models_gradients_is_not_made_up_for_in_anothers():
     with World(2, "1+1") as world:
         (found, one), (_, two) = world.run(body)
     assert np.abs(found - (one + two) / 2)[:, 1].max() < 0.1
+
+
+@pytest.mark.parametrize("frozen", ["bias", "weights"])
+def test_an_array_that_one_rank_does_not_train_is_named(two, frozen):
+    """Outside of programs, of whose gradients the core says how many there are."""
+
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.sgd(0.1))
+        model = {"weights": jnp.ones((2,)), "bias": jnp.zeros(())}
+        own = {name: each for name, each in model.items() if rank == 0 or name != frozen}
+        gradients = jax.grad(lambda own: loss_of({**model, **own}, jnp.ones((2, 2))))(own)
+        optimizer.update(gradients, optimizer.init(own), own)
+
+    shape = [2] if frozen == "weights" else []
+    assert f"but '['{frozen}']' of shape {shape} is trained on rank 0 and not on rank 1. Freeze" in refused(two, body)

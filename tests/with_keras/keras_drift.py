@@ -3,6 +3,7 @@
 ``test_keras_drift`` has the cases of Keras 3 on TensorFlow; processes with another Keras ``check`` the same in ``fit``.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -81,6 +82,16 @@ def check(keras: Any, hvd: Any) -> None:
         for cause in CAUSES.values():
             told = world.run(lambda rank, act=cause.act: _told(lambda: fits(keras, hvd, rank, act)))
             assert told[0] == told[1] and cause.words in told[0], told
+        for layer in range(2):
+            check_a_frozen_layer(keras, hvd, world, layer)
+
+
+def check_a_frozen_layer(keras: Any, hvd: Any, world: Any, layer: int) -> None:
+    """Which the last rank alone does not train: it is named when ``fit`` begins, and not as numbers of tensors."""
+    told = world.run(lambda rank: _told(lambda: fits(keras, hvd, rank, frozen=layer)))
+    shape = [[3, 4], [4, 1]][layer]
+    named = rf"but '\S*dense\S*/kernel\S*' of shape {re.escape(str(shape))}, '\S+' of shape \[\d\] are trained on rank 0 and not on"
+    assert told[0] == told[1] and re.search(f"{named} rank 1. Freeze", told[0]), told
 
 
 def fits(
@@ -89,12 +100,19 @@ def fits(
     rank: int,
     act: Callable[[Any, Any], None] | None = None,
     survives: bool = False,
+    frozen: int | None = None,
     **arguments: Any,
 ) -> list[np.ndarray]:
-    """The weights after four steps, which may be such that survive; the last rank acts before its third one."""
+    """The weights after four steps, which may be such that survive; the last rank acts before its third one.
+
+    Args:
+        frozen: a layer that it does not train.
+    """
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
     weights = np.random.default_rng(7)  # ranks are threads, which share the seed of Keras
     model.set_weights([weights.normal(size=each.shape) for each in model.get_weights()])
+    if frozen is not None:
+        model.layers[frozen].trainable = not is_last()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), **arguments), "mse")
 
     def begins(batch: int, logs: Any = None) -> None:

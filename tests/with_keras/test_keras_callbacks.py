@@ -87,7 +87,10 @@ def test_what_is_of_other_places_or_classes_writes_on_every_rank(two, tmp_path):
 
     def body(rank):
         given = [Mine(tmp_path / "a.keras"), keras.callbacks.TensorBoard(tmp_path), keras.callbacks.EarlyStopping()]
-        return [type(each).__name__ for each in arranged(given, keras.callbacks.Callback, rt.global_process_set)]
+        return [
+            type(each).__name__
+            for each in arranged(given, keras.callbacks.Callback, rt.global_process_set, keras.Model())
+        ]
 
     expected = ["Mine", "TensorBoard", "EarlyStopping", "EpochEndHooks"]
     assert two.run(body) == [expected, [each for each in expected if each != "TensorBoard"]]

@@ -260,3 +260,23 @@ def test_a_rank_that_has_joined_is_no_false_alarm(two, compared_always, traced):
         return hvd.join()
 
     assert two.run(body) == [1, 1]
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_layer_that_is_frozen_on_one_rank_is_named_by_fit(two, frozen):
+    planted.check_a_frozen_layer(keras, hvd, two, frozen)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "graph"])
+def test_a_layer_that_is_frozen_on_one_rank_is_named_in_the_first_step(two, traced):
+    """Of a loop that a user writes, when a graph is traced."""
+
+    def body(rank):
+        model = network()
+        model.layers[0].trainable = not rank
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.build(model.trainable_variables)
+        step_of(model, optimizer, traced)(*planted.data(rank))
+
+    text = refused(two, body)
+    assert "/kernel' of shape [3, 4]" in text and "on rank 0 and not on rank 1. Freeze" in text

@@ -282,3 +282,25 @@ def test_steps_of_an_elastic_state_are_told(two, compared_always, drifts):
     else:
         first, second = two.run(body)
         assert first == second
+
+
+@pytest.mark.parametrize(
+    "frozen, traced", [(0, False), (1, False), (1, True)], ids=["the first, eager", "eager", "in a graph"]
+)
+def test_a_variable_that_one_rank_does_not_train_is_named_in_the_first_step(two, traced, frozen):
+    """Before its gradient is waited for; of a graph, when it is traced."""
+
+    def body(rank):
+        variables = [tf.Variable([1.0, 2.0], name="first/weights"), tf.Variable([1.0, 2.0, 3.0], name="second/weights")]
+        own = [each for place, each in enumerate(variables) if rank == 0 or place != frozen]
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(each * each) for each in variables])
+            hvd.DistributedGradientTape(tape).gradient(loss, own)
+
+        (tf.function(step) if traced else step)()
+
+    name, shape = [("first", [2]), ("second", [3])][frozen]
+    named = f"but '{name}/weights:0' of shape {shape} is trained on rank 0 and not on rank 1. Freeze"
+    assert named in refused(two, body)

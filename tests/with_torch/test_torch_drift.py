@@ -501,3 +501,106 @@ def test_a_variable_lets_an_unchanged_script_train_apart(value, said):
     done = subprocess.run([sys.executable, "-c", UNCHANGED], capture_output=True, text=True, env=environment)
     assert (done.returncode == 0) == bool(said) and done.stdout.startswith(said), done.stdout + done.stderr
     assert bool(said) or 'replicas must be "equal" or "differ", but is \'apart\'' in done.stderr, done.stderr
+
+
+# ---- what is trained ----
+
+
+@pytest.mark.parametrize("arguments", [mode for mode in MODES if "op" not in mode], ids=str)
+@pytest.mark.parametrize("since", [0, 2])
+def test_a_layer_that_is_frozen_on_one_rank_is_named(world, arguments, since):
+    """It would count as zeros in the average, on all ranks alike, and so show nowhere else."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        if since == 0 and rank == world.size - 1:
+            model[2].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **in_mode(arguments))
+        trains(model, optimizer, since)
+        model[2].requires_grad_(rank != world.size - 1)
+        trains(model, optimizer, 2)  # one step late the error is, too
+
+    others = "rank 0" if world.size == 2 else "ranks 0, 1"
+    named = f"but '2.weight', '2.bias' are trained on {others} and not on {last(world)}. Freeze"
+    refused(world, body, "step 'optimizer.0': the parameters that are trained", named, 'a mode with replicas="differ"')
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"late": True}, {"groups": 1}, {"compression": hvd.Compression.int8}], ids=str
+)
+@pytest.mark.parametrize("others", [[], [4]], ids=["a shorter list", "a list as long"])
+def test_an_optimizer_that_was_given_other_parameters_on_one_rank(world, arguments, others):
+    """Nobody else would send their gradients; and it is not said of shapes, which nobody has given."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        named = list(model.named_parameters())
+        lacking = [5] if rank == world.size - 1 else others
+        kept = [each for place, (_, each) in enumerate(named) if place not in lacking]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(kept, lr=0.1), named, **in_mode(arguments))
+        trains(model, optimizer, 2)
+
+    if arguments.get("late") and others:
+        pytest.skip("gradients that are late are awaited first")
+    refused(world, body, "the parameters that are trained", "'4.bias' is trained on rank", f"and not on {last(world)}")
+
+
+def test_all_that_an_optimizer_has_is_frozen_on_one_rank(world):
+    """No backward pass reaches it there, so that rank comes to the round in its step."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.SGD(model[4].parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model[4].named_parameters())
+        model[4].requires_grad_(rank == 0)
+        trains(model, optimizer, 1)
+
+    refused(world, body, "'weight', 'bias' are trained on rank 0 and not on rank")
+
+
+def test_frozen_layers_that_all_ranks_have_alike_and_unused_ones_are_no_drift(world, compared_always):
+    """Also where a pass is added to what was reduced, which opens all of a step again, or one rank has no batch."""
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        for step in range(6):
+            model[2].requires_grad_(step % 3 != 0)
+            optimizer.zero_grad()
+            x = torch.full((3, 4), float(step + rank))
+            uses = model if rank or step % 2 else torch.nn.Sequential(*model[:2], *model[4:])
+            for _ in range(1 + (step > 3)):
+                if rank == 0 or step != 1:
+                    mean_square(uses(x), torch.ones(3, 2)).backward()
+            optimizer.step()
+        rt.join()
+        return parameters(model)
+
+    for other in (results := world.run(body))[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_with_replicas_that_may_differ_zeros_count_for_a_frozen_layer(world):
+    start = network()
+
+    def body(rank):
+        model = copy.deepcopy(start)
+        model[2].requires_grad_(rank == 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mode = hvd.Synchronous(replicas="differ")
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), mode=mode)
+        optimizer.zero_grad()
+        loss = mean_square(model(torch.ones(3, 4)), torch.ones(3, 2))
+        own = torch.autograd.grad(loss, model[2].weight, retain_graph=True)[0] if rank == 0 else torch.zeros(())
+        loss.backward()
+        optimizer.synchronize()
+        return own, model[2].weight.grad
+
+    (own, found), *others = world.run(body)
+    assert torch.allclose(found, own / world.size) and all(torch.equal(found, theirs) for _, theirs in others)

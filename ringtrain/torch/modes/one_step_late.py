@@ -19,9 +19,10 @@ from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.late import Flight, Late, check_shape
 from ringtrain._training.needs import check_needs
-from ringtrain._training.presence import DENSE, MISSING, is_there
+from ringtrain._training.presence import DENSE, FROZEN, MISSING, is_there
 from ringtrain._training.rounds import Rounds, Stage
 from ringtrain._training.session import NewWorld
+from ringtrain._training.trained import Parameter
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
@@ -50,6 +51,7 @@ class OneStepLateMode(AroundSteps):
         self._late = Late(TORCH)
         self._has_exchanged = False  # in the step under way
         self._flushes = False
+        self._listed: Callable[[], list[Parameter]] = list  # what was announced last
         self._shown: list[tuple[torch.Tensor, torch.Tensor, LateGradient]] = []  # put in place by ``synchronize``
         self._go_on(NewWorld.NUMBERED)
         self._session.on_new_world(self._go_on)
@@ -84,7 +86,9 @@ class OneStepLateMode(AroundSteps):
             self._late.flight, self._has_exchanged = None, False
         self.prefix = self._number.prefix
         terms, replica = self._settings.terms, self._settings.replica()
-        self._rounds = Rounds(self._session, f"{self.prefix}.used", terms, replica, comes_alike=True)
+        self._rounds = Rounds(
+            self._session, f"{self.prefix}.used", terms, replica, comes_alike=True, trained=lambda: self._listed()
+        )
 
     # ---- steps ----
 
@@ -184,17 +188,19 @@ class OneStepLateMode(AroundSteps):
     # ---- the way out ----
 
     def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
-        own = bytes(MISSING if parameter.grad is None else DENSE for parameter in trained)
+        names = optimizer._parameter_names
+        self._listed = lambda: [Parameter(names[parameter]) for parameter in trained]
+        own = bytes(DENSE if each.grad is not None else MISSING if each.requires_grad else FROZEN for each in trained)
         self._rounds.announce(own, Stage.CLOSING)
         agreed = own
-        if MISSING in own:  # the others say whether zeros are needed
+        if MISSING in own or FROZEN in own:  # the others say whether zeros are needed
             agreed = self._rounds.wait_for_answer().codes
         flight = self._late.flight = Flight(self._rounds, skips=scaler)
         divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
         for parameter, code in zip(trained, agreed, strict=True):
             if is_there(code):
                 try:
-                    self._submit(flight, parameter, optimizer._parameter_names[parameter], divisor)
+                    self._submit(flight, parameter, names[parameter], divisor)
                 except RingtrainError as problem:
                     flight.problem = flight.problem or problem
 
