@@ -8,7 +8,8 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 from ringtrain._binding import log, tables
@@ -509,6 +510,26 @@ def is_default(context: Context) -> bool:
 def make_current(context: Context | None) -> None:
     """Makes a context that of this thread; None gives the thread the default one again."""
     _own.context = context
+
+
+def own() -> Context | None:
+    """The context of this thread, one of ``testing.World``; None elsewhere, where threads share the default one."""
+    return _own.context
+
+
+@contextmanager
+def acting_for(context: Context | None) -> Iterator[None]:
+    """Within it this thread acts for a rank, whichever it acts for else: frameworks call from threads of their own.
+
+    Args:
+        context: of the rank; None changes nothing.
+    """
+    before = _own.context
+    _own.context = context or before
+    try:
+        yield
+    finally:
+        _own.context = before
 
 
 def default() -> Context | None:

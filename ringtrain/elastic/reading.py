@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ringtrain._runtime.context import Context, acting_for, make_current, own
+
 _AHEAD = 2  # batches for each worker
 
 
@@ -51,7 +53,7 @@ class Reader(Iterator[Any]):
         self._source = source
         self._load = load
         self._most = _AHEAD * workers
-        self._pool = ThreadPoolExecutor(workers, "ringtrain.load") if workers else None
+        self._pool = ThreadPoolExecutor(workers, "ringtrain.load", make_current, (own(),)) if workers else None
         self._ahead: deque[Future[Any]] = deque()
         self._dealing = -1  # in which these were drawn
 
@@ -97,3 +99,21 @@ class Reader(Iterator[Any]):
 
     def __del__(self) -> None:
         self.close()
+
+
+class ReadElsewhere(Iterator[Any]):
+    """An iterator that acts for one rank, in whatever thread of a framework it is read.
+
+    Args:
+        make: makes the iterator that is read.
+        context: of the rank, as ``context.own`` has it.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[Any]], context: Context | None):
+        self._context = context
+        with acting_for(context):
+            self._read = make()
+
+    def __next__(self) -> Any:
+        with acting_for(self._context):
+            return next(self._read)

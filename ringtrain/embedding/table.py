@@ -273,12 +273,8 @@ class SelfUpdatingTable(MovingRows):
         if self.is_elastic:  # the one rank of this process, in whatever world
             yield
             return
-        before = contexts.of_thread()
-        contexts.make_current(self._context)
-        try:
+        with contexts.acting_for(self._context):
             yield
-        finally:
-            contexts.make_current(before)
 
 
 def norms(tables: Sequence[SelfUpdatingTable], passes: int = 1) -> list[float]:

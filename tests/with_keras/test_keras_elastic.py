@@ -300,6 +300,29 @@ def test_fit_with_a_sampler_leaves_out_what_is_too_small(alone):
     alone.run(check)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_read_by_the_rank_whose_they_are(workers):
+    """In threads of TensorFlow, and of workers, where ranks are threads too."""
+
+    def check(rank):
+        model, elastic, sampler, load, seen = sampled(count=12)
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+        asked = []
+
+        def load_as_rank(indices):
+            asked.append(hvd.rank())
+            return load(indices)
+
+        data = hvd.elastic.batches(sampler, load_as_rank, workers=workers)
+        model.fit(data, epochs=1, initial_epoch=elastic.epoch, callbacks=[elastic], verbose=0)
+        assert elastic.state.step == 3 and set(asked) == {rank}
+        return {index for batch in seen[-3:] for index in batch}
+
+    with World(2, stall_abort_seconds=20) as world:
+        one, other = world.run(check)
+    assert one | other == set(range(12)) and not one & other
+
+
 def test_what_fit_refuses_beside_a_sampler(alone):
     def check(_rank):
         model, elastic, sampler, load, _ = sampled()

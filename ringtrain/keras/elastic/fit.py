@@ -6,12 +6,12 @@ The reduction of the gradients survives by itself (``backends``); this tells the
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ringtrain._runtime.context import current
+from ringtrain._runtime.context import current, own
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import global_process_set
 from ringtrain._training.needs import check_needs
@@ -19,6 +19,7 @@ from ringtrain._training.session import NewWorld
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
 from ringtrain.elastic.lossless import require_all_ranks
+from ringtrain.elastic.reading import ReadElsewhere
 from ringtrain.elastic.saving import is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
@@ -398,7 +399,12 @@ def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: i
         whatever ``load`` raises: it is called once for the shapes.
     """
     _check_sampler(sampler)
-    return backend.dataset(lambda: sampler.loading(load, workers), load(sampler.look()))
+    context = own()
+
+    def reader() -> Iterator[Any]:
+        return ReadElsewhere(lambda: sampler.loading(load, workers), context)
+
+    return backend.dataset(reader, load(sampler.look()))
 
 
 class _Values(Variables):
