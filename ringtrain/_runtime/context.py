@@ -5,6 +5,7 @@ be called from any thread. ``testing.World`` makes a context current for a threa
 """
 
 import itertools
+import logging
 import os
 import threading
 import weakref
@@ -41,6 +42,7 @@ from ringtrain.errors import (
 _MOST_REPEATS = 4096  # names, some 2 KB each
 _MOST_REQUESTS = 4096  # that are kept for the next step, a kilobyte each, and 56 bytes for each tensor of a group
 _MOST_NAMES = 65536
+_IN_FLIGHT = "in flight"  # in the core's words of a name that was submitted and is not done
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
 _INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
 _LONGEST_REFUSAL = 4000  # bytes: a text travels to all ranks
@@ -119,6 +121,8 @@ class Context:
         self._requests: dict[tuple, Request] = {}  # by what they are for; those that are being filled are not in it
         self.repeats: dict[str, Any] = {}
         self._came: set[str] = set()  # names that may come again
+        # Where names were submitted, which takes half a microsecond each.
+        self._places: dict[tuple[str, int], str] | None = {} if log.logger.isEnabledFor(logging.DEBUG) else None
         self._orphans: list[tuple] = []  # pending operations whose Python object is gone, with their tensors
         self._failure_was_raised = False  # that of the world
         self._names: dict[str, object] = {}  # names as C text
@@ -250,12 +254,24 @@ class Context:
             status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         if status != OK:
             log.drain(self.native)
-            self.raise_failure(status, take_error(slot.error))
+            refusal = take_error(slot.error)
+            self.raise_failure(
+                status, refusal + self._places_of(name, process_set) if _IN_FLIGHT in refusal else refusal
+            )
+        if self._places is not None and name is not None:
+            self._places[name, process_set] = exits.place_of_caller()
         handle = slot.handle[0]
         if len(self._requests) >= _MOST_REQUESTS:
             self._requests.clear()
         self._requests[key] = slot
         return Operation(self, handle, (inputs, outputs), name or operation)
+
+    def _places_of(self, name: str | None, process_set: int) -> str:
+        """Where a name that is in flight comes again, and where it came first."""
+        again = f" It comes again at {exits.place_of_caller()}"
+        if self._places is None:
+            return f"{again}; with RINGTRAIN_LOG_LEVEL=debug this says where it came first."
+        return f"{again}, and came first at {self._places.get((name or '', process_set), 'a place that is not known')}."
 
     def refuse(self, operation: str, name: str | None, process_set: int, problem: Exception) -> NoReturn:
         """Announces to the peers what was met before submission, and raises it here with the text that they get.

@@ -185,6 +185,14 @@ def of_the_program(traceback: TracebackType | None) -> TracebackType | None:
     return made or traceback
 
 
+def place_of_caller() -> str:
+    """Where this package was called, as ``train.py:12``; of the innermost call that it has not made itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _is_of_the_program(entry: TracebackType) -> bool:
     file = entry.tb_frame.f_code.co_filename
     return not (

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import inspect
 import os
 import platform
 import re
@@ -567,3 +568,37 @@ def test_a_rank_that_was_stopped_says_so():
     finally:
         rank.kill()
         rank.communicate()
+
+
+def here():
+    """Where this is called, as errors have it."""
+    frame = inspect.currentframe().f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
+@pytest.mark.parametrize(
+    "submit", [rt.allreduce_async, lambda *given: rt.grouped_allreduce_async([given[0]], given[1])]
+)
+def test_a_name_that_is_in_flight_is_refused_with_its_places(level, submit, caplog):
+    """The first one for whoever asks for it: it takes more than a tenth of a submission."""
+
+    def body(rank):
+        if rank == 0:
+            first, where = submit(np.ones(2), "twice"), here()
+            with pytest.raises(rt.errors.InvalidArgumentError) as caught:
+                submit(np.ones(2), "twice")
+        rt.barrier()
+        if rank == 1:
+            first = submit(np.ones(2), "twice")
+        rt.synchronize(first)
+        return (str(caught.value), where) if rank == 0 else None
+
+    with caplog.at_level(level, "ringtrain"), World(2) as world:
+        text, where = world.run(body)[0]
+    assert "'twice': the name must not be in flight" in text and f" It comes again at {__file__}:" in text
+    if level == "DEBUG":
+        assert text.endswith(f", and came first at {where}.") or submit is not rt.allreduce_async
+        assert f"came first at {__file__}:" in text
+    else:
+        assert text.endswith("with RINGTRAIN_LOG_LEVEL=debug this says where it came first.")
