@@ -52,6 +52,11 @@ class Accumulation:
                 self._variables.append(variable)
 
     @property
+    def counter(self) -> Any:
+        """The variable that counts the passes of the update under way, by Horovod's name; None before the first pass."""
+        return self._count
+
+    @property
     def carried(self) -> list[Any]:
         """The count and the sums, where a step must be given them with the optimizer's variables to change them."""
         if self._count is None or self._apart or not backend.carries_variables:

@@ -113,6 +113,12 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
     _step: _Step
     _NOT_AGAIN: tuple[str, bool]  # the argument of ``apply_gradients`` for gradients of all ranks
 
+    @property
+    def _agg_helper(self) -> Any:
+        """What adds passes up, by Horovod's name, whose own tests ask for its ``counter``; None where nothing is added up."""
+        reduction = self._gradient_reduction
+        return None if reduction is None or reduction.accumulation.passes == 1 else reduction.accumulation
+
     @unconverted
     def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> _Pairs:
         """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``.
