@@ -201,6 +201,19 @@ class Watch:
 
     # ---- for steps that run on the host ----
 
+    def meet(self, trained: Named) -> None:
+        """Once in a world: compares what ranks train, where a step has no agreement on its gradients, and before these are sent.
+
+        Raises:
+            MismatchError: ranks train other parameters; the same on all of them.
+        """
+        self._session.follow()
+        context, key = self._session.context, (self._session.process_set_id, self.name)
+        if key not in context.met:
+            context.met.add(key)
+            if context.explain is None:  # in an elastic job ranks come to a world's first step at other times
+                waited(self._differences.require_trained(_listed(trained)))
+
     def begin(self, settings: Settings, rate: Any = None) -> Agreement:
         """Begins a step: sends the row."""
         return self._maximum("settings", self.row(settings, rate))
@@ -215,8 +228,7 @@ class Watch:
             return reduce()
         except Exception as problem:  # of whatever framework; each rank has the same
             if _OTHER_GRADIENTS in str(problem):
-                own = [Parameter(name, str(list(each.shape))) for name, each in trained()]
-                waited(self._differences.require_trained(own))
+                waited(self._differences.require_trained(_listed(trained())))
             raise
 
     def end(self, row: Agreement, parameters: Callable[[], Named]) -> None:
@@ -296,6 +308,10 @@ def _noted() -> Iterator[None]:
     except MismatchError as problem:
         exits.note_on_host(problem)
         raise
+
+
+def _listed(parameters: Named) -> list[Parameter]:
+    return [Parameter(name, str(list(each.shape))) for name, each in parameters]
 
 
 def _beside(parameters: Named) -> float:

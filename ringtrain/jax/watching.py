@@ -67,6 +67,7 @@ class Watching:
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
         if not names.tracing() and not any(map(_is_traced, [*settings.values(), *compared.values()])):
             row = watch.begin(_as_settings(settings, settings.values()))
+            watch.meet(list(compared.items()))
             gradients = watch.reduced(reduce, lambda: list(compared.items()))
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
             return gradients

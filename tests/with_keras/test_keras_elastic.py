@@ -10,6 +10,7 @@ import ringtrain.keras as hvd
 import ringtrain.tensorflow
 import ringtrain.tensorflow.keras
 from ringtrain._bootstrap import membership
+from ringtrain._training.presence import DENSE, MISSING
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.tensorflow import presence
 from ringtrain.testing import World
@@ -176,7 +177,7 @@ def test_a_rank_that_traces_later_learns_what_others_remember(monkeypatch):
             memory = presence._memory()
             names = ["step/grad.0.Variable", "step/grad.1.Variable", "step/grad.2.Variable"]
             memory._entries[(0, *names)] = [
-                (list(map(presence.weakref.ref, variables)), presence.Remembered(b"\4\4\1"))
+                (list(map(presence.weakref.ref, variables)), presence.Remembered(bytes([DENSE, DENSE, MISSING])))
             ]
         monkeypatch.setattr(presence, "_agree", lambda *arguments: pytest.fail(f"rank {rank} asks the others"))
         train(lambda state: found.extend(np.array(step()).tolist()))(state)

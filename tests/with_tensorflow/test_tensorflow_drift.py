@@ -303,4 +303,4 @@ def test_a_variable_that_one_rank_does_not_train_is_named_in_the_first_step(two,
 
     name, shape = [("first", [2]), ("second", [3])][frozen]
     named = f"but '{name}/weights:0' of shape {shape} is trained on rank 0 and not on rank 1. Freeze"
-    assert named in refused(two, body)
+    assert named in drifts.refused((Exception,), two, body)  # what TensorFlow makes of one that tracing has met
