@@ -312,6 +312,47 @@ def test_two_optimizers_and_a_process_set(job: Job) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] end 20 [0, 1]", "[1] end 20 [0, 1]"], done.stdout
 
 
+LOCAL_STEPS = """
+import os, pathlib, signal, sys
+import torch
+import ringtrain.torch as hvd
+
+mark = pathlib.Path(os.environ["TMPDIR"], "struck")
+hvd.init()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=2.0**-6)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), mode=hvd.LocalSteps(every=2, warmup=int(os.environ["WARMUP"])))
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 12:
+        if state.step == 5 and hvd.rank() == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.full((2, 4), 1.0 + hvd.rank())).sum().backward()
+        optimizer.step()
+        state.step += 1
+        if state.step % 2 == 0:
+            state.commit()
+    optimizer.synchronize()
+
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+train(state)
+print("end", state.step, *(float(each.double().sum()).hex() for each in model.parameters()), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("warmup", ["0", "8"])
+def test_a_rank_joins_others_in_local_steps(warmup: str, job: Job) -> None:
+    """Or in the exact steps before; they do not compare their terms where it makes its optimizer, but before the next local step."""
+    done = run(job, "--elastic", "-np", "2", program=LOCAL_STEPS, WARMUP=warmup)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ends = re.findall(r"^\[\d\] (end 12 .*)$", done.stdout, re.MULTILINE)
+    assert len(ends) == 2 and len(set(ends)) == 1, done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("slots", ["0 1", "0 1 2", "3", "1 2 3"])
 def test_several_at_once(slots: str, job: Job) -> None:

@@ -98,12 +98,25 @@ class Worker:
         """Of all names that this worker submits."""
         return self._number.prefix
 
+    @property
+    def number(self) -> int:
+        """Its place among those of its kind, in the present world."""
+        return self._number.value
+
+    def enter_world(self, change: NewWorld) -> None:
+        """Goes on in the present world, where it is another one than before."""
+        self._session.follow(change)
+
     # ---- steps ----
 
     def compare_terms(self) -> None:
-        """Raises MismatchError if ranks have set something differently; collective."""
+        """Raises MismatchError if ranks have set something differently; collective.
+
+        A rank that joins others finds nobody who compares: before its first step all tell their terms again.
+        """
         self._session.follow()
-        self._meet(Stage.TERMS)
+        if not self._session.context.takes_over:
+            self._meet(Stage.TERMS)
 
     def before_step(self, tensors: Iterable[Shared]) -> None:
         """Before a local step: takes what is to be averaged into the common copy, where that has not got it yet.

@@ -15,8 +15,8 @@ def number_anew(modes: Sequence[Any]) -> None:
 
     Others that still live come behind them: no two of a world share a number.
     """
-    known = {mode.order() for mode in modes}
-    left = [owner for owner in owners(current()) if owner.order() not in known]
+    known = {id(part) for mode in modes for part in mode.parts()}
+    left = [owner for owner in owners(current()) if id(owner) not in known]
     numbering.number_anew(current(), id_of(global_process_set), "optimizer")
     for mode in [*sorted(modes, key=lambda mode: mode.order()), *left]:
         mode.enter_world(NewWorld.NUMBERED)

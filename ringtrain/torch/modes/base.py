@@ -74,6 +74,10 @@ class OptimizerMode:
         """The place among the optimizers of this rank in which they enter a new world; None for one that enters none."""
         return None
 
+    def parts(self) -> tuple[Any, ...]:
+        """The modes that enter a world with it: itself, or those that it has made."""
+        return (self,)
+
     def enter_world(self, change: NewWorld) -> None:
         """Goes on in the present world: in any case where that is numbered anew, else if it is another one than before."""
 

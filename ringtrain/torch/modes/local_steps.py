@@ -97,12 +97,17 @@ class LocalStepsMode(AroundSteps):
         if self._exact is not None:
             self._exact.add(names)
 
-    def order(self) -> int | None:
-        """That of the exact mode: the worker follows worlds by itself."""
-        return None if self._exact is None else self._exact.order()
+    def order(self) -> int:
+        """That of the worker, which is made first."""
+        return self._worker.number
+
+    def parts(self) -> tuple[Any, ...]:
+        """The exact mode."""
+        return () if self._exact is None else (self._exact,)
 
     def enter_world(self, change: NewWorld) -> None:
-        """The exact mode; the worker follows worlds by itself."""
+        """The worker and the exact mode, in the order in which they were made."""
+        self._worker.enter_world(change)
         if self._exact is not None:
             self._exact.enter_world(change)
 
