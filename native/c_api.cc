@@ -12,15 +12,15 @@
 #include "base/alarm.h"
 #include "base/digest.h"
 #include "base/without_memory.h"
-#include "core/context.h"
-#include "core/version.h"
 #include "device/nccl.h"
 #include "include/ringtrain.h"
 #include "kernels/reduce.h"
+#include "run/context.h"
 #include "transport/in_process.h"
 #include "transport/mpi.h"
 #include "transport/tcp.h"
 #include "transport/tcp/sha256.h"
+#include "world/version.h"
 
 using ringtrain::Context;
 using ringtrain::Handle;

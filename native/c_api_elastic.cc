@@ -1,4 +1,4 @@
-// The C ABI of core/authority.h and core/membership.h: translation only.
+// The C ABI of elastic/authority.h and elastic/membership.h: translation only.
 #include <sys/random.h>
 
 #include <cinttypes>
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/without_memory.h"
-#include "core/authority.h"
-#include "core/membership.h"
+#include "elastic/authority.h"
+#include "elastic/membership.h"
 #include "include/ringtrain.h"
 
 using ringtrain::ControlFrame;

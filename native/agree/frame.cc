@@ -1,4 +1,4 @@
-#include "core/frame.h"
+#include "agree/frame.h"
 
 #include <algorithm>
 #include <limits>

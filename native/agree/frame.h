@@ -1,14 +1,14 @@
 // Frame: a negotiation message between two ranks. Every frame names its epoch; those of another are refused.
-#ifndef RINGTRAIN_CORE_FRAME_H_
-#define RINGTRAIN_CORE_FRAME_H_
+#ifndef RINGTRAIN_AGREE_FRAME_H_
+#define RINGTRAIN_AGREE_FRAME_H_
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "agree/request.h"
+#include "agree/response_cache.h"
 #include "base/clock.h"
-#include "core/request.h"
-#include "core/response_cache.h"
 
 namespace ringtrain {
 
@@ -78,4 +78,4 @@ struct Frame {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_FRAME_H_
+#endif  // RINGTRAIN_AGREE_FRAME_H_

@@ -1,4 +1,4 @@
-#include "core/fusion.h"
+#include "agree/fusion.h"
 
 namespace ringtrain {
 namespace {

@@ -1,12 +1,12 @@
 // Tensor fusion: which of the operations that are ready travel together. Pure: the same ready set gives the same
 // batches.
-#ifndef RINGTRAIN_CORE_FUSION_H_
-#define RINGTRAIN_CORE_FUSION_H_
+#ifndef RINGTRAIN_AGREE_FUSION_H_
+#define RINGTRAIN_AGREE_FUSION_H_
 
 #include <cstddef>
 #include <vector>
 
-#include "core/request.h"
+#include "agree/request.h"
 
 namespace ringtrain {
 
@@ -18,4 +18,4 @@ bool CanFuse(const Response& a, const Response& b);
 std::vector<std::vector<int>> Fuse(const std::vector<const Response*>& ready, size_t threshold_bytes);
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_FUSION_H_
+#endif  // RINGTRAIN_AGREE_FUSION_H_

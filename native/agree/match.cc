@@ -1,4 +1,4 @@
-#include "core/match.h"
+#include "agree/match.h"
 
 #include <algorithm>
 #include <functional>

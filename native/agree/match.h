@@ -1,10 +1,10 @@
 // Match: do the requests of all members fit together, and what follows from them? Pure.
-#ifndef RINGTRAIN_CORE_MATCH_H_
-#define RINGTRAIN_CORE_MATCH_H_
+#ifndef RINGTRAIN_AGREE_MATCH_H_
+#define RINGTRAIN_AGREE_MATCH_H_
 
 #include <vector>
 
-#include "core/request.h"
+#include "agree/request.h"
 
 namespace ringtrain {
 
@@ -15,4 +15,4 @@ Status Match(const std::vector<const Request*>& requests, const std::vector<int>
              const std::vector<int>& hosts, Response* response);
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_MATCH_H_
+#endif  // RINGTRAIN_AGREE_MATCH_H_

@@ -1,6 +1,6 @@
 // MemberSet: some of the members of a process set. Knows its size; a bit for each member.
-#ifndef RINGTRAIN_CORE_MEMBER_SET_H_
-#define RINGTRAIN_CORE_MEMBER_SET_H_
+#ifndef RINGTRAIN_AGREE_MEMBER_SET_H_
+#define RINGTRAIN_AGREE_MEMBER_SET_H_
 
 #include <cstdint>
 #include <vector>
@@ -43,4 +43,4 @@ class MemberSet {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_MEMBER_SET_H_
+#endif  // RINGTRAIN_AGREE_MEMBER_SET_H_

@@ -1,10 +1,10 @@
-#include "core/negotiator.h"
+#include "agree/negotiator.h"
 
 #include <algorithm>
 
+#include "agree/fusion.h"
+#include "agree/match.h"
 #include "base/ranks.h"
-#include "core/fusion.h"
-#include "core/match.h"
 
 namespace ringtrain {
 namespace {

@@ -19,8 +19,8 @@
 //
 // After some steps with the same operations steps 1 to 3 fall away: a schedule (schedule.h) has the batches start by
 // what each member promises. negotiator_schedule.cc has how one begins and ends.
-#ifndef RINGTRAIN_CORE_NEGOTIATOR_H_
-#define RINGTRAIN_CORE_NEGOTIATOR_H_
+#ifndef RINGTRAIN_AGREE_NEGOTIATOR_H_
+#define RINGTRAIN_AGREE_NEGOTIATOR_H_
 
 #include <deque>
 #include <list>
@@ -32,15 +32,15 @@
 #include <variant>
 #include <vector>
 
+#include "agree/frame.h"
+#include "agree/member_set.h"
+#include "agree/promises.h"
+#include "agree/request.h"
+#include "agree/response_cache.h"
+#include "agree/schedule.h"
+#include "agree/stall_watch.h"
 #include "base/clock.h"
-#include "core/frame.h"
-#include "core/lateness.h"
-#include "core/member_set.h"
-#include "core/promises.h"
-#include "core/request.h"
-#include "core/response_cache.h"
-#include "core/schedule.h"
-#include "core/stall_watch.h"
+#include "observe/lateness.h"
 
 namespace ringtrain {
 
@@ -291,4 +291,4 @@ class Negotiator {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_NEGOTIATOR_H_
+#endif  // RINGTRAIN_AGREE_NEGOTIATOR_H_

@@ -6,7 +6,7 @@
 // before: each frame says which schedule its sender has begun last.
 #include <algorithm>
 
-#include "core/negotiator.h"
+#include "agree/negotiator.h"
 
 namespace ringtrain {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/promises.h"
+#include "agree/promises.h"
 
 #include <algorithm>
 #include <map>

@@ -5,8 +5,8 @@
 // on several hosts the lowest member of each host leads: it tells its neighbours, the leaders next to it in a tree of
 // hosts, the least counter on its side of the tree, hears theirs, and writes for its host how many batches all members
 // have promised. Counters only rise, so what is lost between two looks is made up by the second.
-#ifndef RINGTRAIN_CORE_PROMISES_H_
-#define RINGTRAIN_CORE_PROMISES_H_
+#ifndef RINGTRAIN_AGREE_PROMISES_H_
+#define RINGTRAIN_AGREE_PROMISES_H_
 
 #include <cstdint>
 #include <deque>
@@ -89,4 +89,4 @@ class Promises {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_PROMISES_H_
+#endif  // RINGTRAIN_AGREE_PROMISES_H_

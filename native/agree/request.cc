@@ -1,4 +1,4 @@
-#include "core/request.h"
+#include "agree/request.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // Request: what one rank wants. Response: what all members of a process set have agreed to do. Both are values.
-#ifndef RINGTRAIN_CORE_REQUEST_H_
-#define RINGTRAIN_CORE_REQUEST_H_
+#ifndef RINGTRAIN_AGREE_REQUEST_H_
+#define RINGTRAIN_AGREE_REQUEST_H_
 
 #include <cstdint>
 #include <memory>
@@ -8,9 +8,9 @@
 #include <tuple>
 #include <vector>
 
+#include "agree/shape.h"
 #include "base/bytes.h"
 #include "base/status.h"
-#include "core/shape.h"
 #include "tables/tables.h"
 
 namespace ringtrain {
@@ -98,4 +98,4 @@ void Encode(const Response& response, Encoder* encoder);
 Response DecodeResponse(Decoder* decoder);
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_REQUEST_H_
+#endif  // RINGTRAIN_AGREE_REQUEST_H_

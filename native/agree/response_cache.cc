@@ -1,4 +1,4 @@
-#include "core/response_cache.h"
+#include "agree/response_cache.h"
 
 #include <utility>
 

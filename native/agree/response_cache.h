@@ -4,14 +4,14 @@
 // Every member applies the same sequence of Insert and Touch, in the order of the coordinator's frames, so all caches
 // are equal without a word about them. Ids are never used again: one that a member sends late, for an entry that has
 // been evicted, is unknown and can be asked for again, but never means something else.
-#ifndef RINGTRAIN_CORE_RESPONSE_CACHE_H_
-#define RINGTRAIN_CORE_RESPONSE_CACHE_H_
+#ifndef RINGTRAIN_AGREE_RESPONSE_CACHE_H_
+#define RINGTRAIN_AGREE_RESPONSE_CACHE_H_
 
 #include <list>
 #include <string>
 #include <unordered_map>
 
-#include "core/request.h"
+#include "agree/request.h"
 
 namespace ringtrain {
 
@@ -48,4 +48,4 @@ class ResponseCache {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_RESPONSE_CACHE_H_
+#endif  // RINGTRAIN_AGREE_RESPONSE_CACHE_H_

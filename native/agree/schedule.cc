@@ -1,4 +1,4 @@
-#include "core/schedule.h"
+#include "agree/schedule.h"
 
 #include <algorithm>
 #include <utility>

@@ -12,8 +12,8 @@
 // ready beyond C is announced as if it had just been submitted. Two things fit and end it all the same, after a while:
 // an operation that is ready and cannot be promised, since ranks may submit in orders that wait for each other, and a
 // promise that others do not follow, since the coordinator must know whom to report.
-#ifndef RINGTRAIN_CORE_SCHEDULE_H_
-#define RINGTRAIN_CORE_SCHEDULE_H_
+#ifndef RINGTRAIN_AGREE_SCHEDULE_H_
+#define RINGTRAIN_AGREE_SCHEDULE_H_
 
 #include <cstdint>
 #include <deque>
@@ -21,8 +21,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "agree/response_cache.h"
 #include "base/clock.h"
-#include "core/response_cache.h"
 
 namespace ringtrain {
 
@@ -96,4 +96,4 @@ class BatchSchedule {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_SCHEDULE_H_
+#endif  // RINGTRAIN_AGREE_SCHEDULE_H_

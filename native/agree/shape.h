@@ -1,7 +1,7 @@
 // Shape: the extents of a tensor. Most have four or fewer, which lie in the object itself: a group of a thousand small
 // tensors is described, compared and passed on without an allocation for each.
-#ifndef RINGTRAIN_CORE_SHAPE_H_
-#define RINGTRAIN_CORE_SHAPE_H_
+#ifndef RINGTRAIN_AGREE_SHAPE_H_
+#define RINGTRAIN_AGREE_SHAPE_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -49,4 +49,4 @@ class Shape {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_SHAPE_H_
+#endif  // RINGTRAIN_AGREE_SHAPE_H_

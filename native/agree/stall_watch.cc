@@ -1,4 +1,4 @@
-#include "core/stall_watch.h"
+#include "agree/stall_watch.h"
 
 #include <algorithm>
 

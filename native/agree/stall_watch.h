@@ -3,8 +3,8 @@
 //
 // A report comes when an operation is as old as the warning, and again at each doubling of that age. A member in a long
 // phase (long_phase()) puts off what waits for it: the report until the warning after its end, the end likewise.
-#ifndef RINGTRAIN_CORE_STALL_WATCH_H_
-#define RINGTRAIN_CORE_STALL_WATCH_H_
+#ifndef RINGTRAIN_AGREE_STALL_WATCH_H_
+#define RINGTRAIN_AGREE_STALL_WATCH_H_
 
 #include <functional>
 #include <map>
@@ -60,4 +60,4 @@ class StallWatch {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_STALL_WATCH_H_
+#endif  // RINGTRAIN_AGREE_STALL_WATCH_H_

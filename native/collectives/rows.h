@@ -10,7 +10,7 @@
 //                                         member order                 contributes, [members + member] receives
 //
 // The rows of kScatter follow from the shape; those of kGather and kExchange each member says for itself (`Ragged`),
-// and the coordinator puts them together (core/match.cc).
+// and the coordinator puts them together (agree/match.cc).
 #ifndef RINGTRAIN_COLLECTIVES_ROWS_H_
 #define RINGTRAIN_COLLECTIVES_ROWS_H_
 

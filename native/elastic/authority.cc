@@ -1,4 +1,4 @@
-#include "core/authority.h"
+#include "elastic/authority.h"
 
 #include <algorithm>
 #include <utility>

@@ -26,8 +26,8 @@
 // Arrived; connections that open and break to HostCame and HostLost; time to Tick at next_timer(). Actions are carried
 // out in their order. Write must be on the disk before what follows it: the record that comes last is what a launcher
 // that is started again hands to Resume. Random numbers are handed in, so the same events give the same actions.
-#ifndef RINGTRAIN_CORE_AUTHORITY_H_
-#define RINGTRAIN_CORE_AUTHORITY_H_
+#ifndef RINGTRAIN_ELASTIC_AUTHORITY_H_
+#define RINGTRAIN_ELASTIC_AUTHORITY_H_
 
 #include <functional>
 #include <map>
@@ -38,8 +38,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "core/control.h"
-#include "core/cooldown.h"
+#include "elastic/control.h"
+#include "elastic/cooldown.h"
 
 namespace ringtrain {
 
@@ -221,4 +221,4 @@ class Authority {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_AUTHORITY_H_
+#endif  // RINGTRAIN_ELASTIC_AUTHORITY_H_

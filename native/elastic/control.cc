@@ -1,4 +1,4 @@
-#include "core/control.h"
+#include "elastic/control.h"
 
 #include "base/bytes.h"
 

@@ -3,8 +3,8 @@
 //
 // A frame is a byte for the type, then the fields that its row below names. Integers have variable length
 // (base/bytes.h).
-#ifndef RINGTRAIN_CORE_CONTROL_H_
-#define RINGTRAIN_CORE_CONTROL_H_
+#ifndef RINGTRAIN_ELASTIC_CONTROL_H_
+#define RINGTRAIN_ELASTIC_CONTROL_H_
 
 #include <cstdint>
 #include <string>
@@ -82,4 +82,4 @@ struct ControlFrame {
 Uids UidsOf(const std::vector<Member>& members);
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_CONTROL_H_
+#endif  // RINGTRAIN_ELASTIC_CONTROL_H_

@@ -1,7 +1,7 @@
 // Cooldown: when a slot may get a rank again after one has failed there. A pause doubles from failure to failure; three
 // slots of a host that pause at once make the host pause. Ten healthy minutes, and all is forgotten.
-#ifndef RINGTRAIN_CORE_COOLDOWN_H_
-#define RINGTRAIN_CORE_COOLDOWN_H_
+#ifndef RINGTRAIN_ELASTIC_COOLDOWN_H_
+#define RINGTRAIN_ELASTIC_COOLDOWN_H_
 
 #include <algorithm>
 #include <map>
@@ -54,4 +54,4 @@ class Cooldown {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_COOLDOWN_H_
+#endif  // RINGTRAIN_ELASTIC_COOLDOWN_H_

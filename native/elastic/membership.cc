@@ -1,4 +1,4 @@
-#include "core/membership.h"
+#include "elastic/membership.h"
 
 #include <algorithm>
 #include <utility>

@@ -19,8 +19,8 @@
 // world that a Connect names, and says Connected. The program's thread says WorldEnded where it has come to the end of
 // its world, Admits and GotState. Both carry the actions out in order. A fenced rank ends its process, and whatever it
 // still holds is of no use to anyone.
-#ifndef RINGTRAIN_CORE_MEMBERSHIP_H_
-#define RINGTRAIN_CORE_MEMBERSHIP_H_
+#ifndef RINGTRAIN_ELASTIC_MEMBERSHIP_H_
+#define RINGTRAIN_ELASTIC_MEMBERSHIP_H_
 
 #include <optional>
 #include <string>
@@ -28,7 +28,7 @@
 #include <variant>
 #include <vector>
 
-#include "core/control.h"
+#include "elastic/control.h"
 
 namespace ringtrain {
 
@@ -123,4 +123,4 @@ class Membership {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_MEMBERSHIP_H_
+#endif  // RINGTRAIN_ELASTIC_MEMBERSHIP_H_

@@ -256,10 +256,10 @@ int32_t rt_result(rt_handle* handle);
 void rt_handle_free(rt_handle* handle);
 
 /* ---- elastic jobs ---- */
-/* core/authority.h and core/membership.h, which decide and wait for nothing. Each is used by one thread at a time. A
- * function that takes an event returns how many actions follow from it, or -1 without memory. rt_authority_next and
- * rt_membership_next then give them in the order in which they are carried out: each returns 1, 0 behind the last, or
- * -1 without memory. What an action points to is there until the next call. Uids are texts of 32 hexadecimal digits,
+/* elastic/authority.h and elastic/membership.h, which decide and wait for nothing. Each is used by one thread at a
+ * time. A function that takes an event returns how many actions follow from it, or -1 without memory. rt_authority_next
+ * and rt_membership_next then give them in the order in which they are carried out: each returns 1, 0 behind the last,
+ * or -1 without memory. What an action points to is there until the next call. Uids are texts of 32 hexadecimal digits,
  * times in seconds of CLOCK_MONOTONIC. */
 #define RT_DO_WRITE 0    /* authority: frame is a record, which must be on the disk before what follows */
 #define RT_DO_SEND 1     /* authority: frame to the process with this uid; membership: frame to the authority */

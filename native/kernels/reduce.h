@@ -49,7 +49,7 @@ struct Scaling {
 // and postscale are multiplied in double and truncated to int64, saturating, before they wrap to the dtype. bool is not
 // scaled: sum and max are OR, product and min are AND. Integer sums and products wrap; uint64 saturates at its own
 // highest value. Complex numbers are added and scaled by their parts, and floats of 8 bits are not reduced; both as
-// core/request.cc admits them. min and max propagate NaN; the
+// agree/request.cc admits them. min and max propagate NaN; the
 // sign and payload of a NaN that two others make are open.
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling);

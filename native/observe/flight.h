@@ -3,8 +3,8 @@
 // What is pending needs no memory of its own: the submission table has it, however many have ended since. So an
 // operation is written down once, whole, when it ends, in a ring that lies under the table's lock, which is held then
 // anyway: no lock and no allocation comes on top.
-#ifndef RINGTRAIN_CORE_FLIGHT_H_
-#define RINGTRAIN_CORE_FLIGHT_H_
+#ifndef RINGTRAIN_OBSERVE_FLIGHT_H_
+#define RINGTRAIN_OBSERVE_FLIGHT_H_
 
 #include <algorithm>
 #include <cstddef>
@@ -72,4 +72,4 @@ class FlightRing {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_FLIGHT_H_
+#endif  // RINGTRAIN_OBSERVE_FLIGHT_H_

@@ -1,4 +1,4 @@
-#include "core/flight_record.h"
+#include "observe/flight_record.h"
 
 #include <errno.h>
 #include <time.h>
@@ -91,8 +91,8 @@ Status Failure(const std::string& path, const std::string& why) {
 
 }  // namespace
 
-std::string FlightRecordText(const World& world, const ProcessSetTable& process_sets, const SubmissionTable& table,
-                             const std::string& because) {
+std::string FlightRecordText(const World& world, const std::map<int, std::vector<int>>& process_sets,
+                             const std::vector<FlownOperation>& operations, const std::string& because) {
   const WallClock clock;
   std::string text = "{" + Member("format", kFormat) + "," + Member("world", world.epoch) + "," +
                      Member("rank", world.rank) + "," + Member("size", world.size) + ",\n" +
@@ -101,13 +101,13 @@ std::string FlightRecordText(const World& world, const ProcessSetTable& process_
                      Member("written", clock.Text(Now())) + ",\n" + Member("because", Quoted(because, kLongestCause)) +
                      ",\n\"process_sets\":{";
   const char* separator = "";
-  for (const auto& [process_set, members] : process_sets.All()) {
+  for (const auto& [process_set, members] : process_sets) {
     text += separator + InQuotes(std::to_string(process_set).c_str()) + ":" + RanksList(members);
     separator = ",";
   }
   text += "},\n\"operations\":[";
   separator = "\n";
-  for (const FlownOperation& operation : table.Flown()) {
+  for (const FlownOperation& operation : operations) {
     text += separator + OperationText(operation, clock);
     separator = ",\n";
   }

@@ -1,23 +1,24 @@
 // FlightRecord: what a rank leaves behind for `ringtrain flight`: who it is, why it writes, and its last operations
 // (flight.h), as JSON that ringtrain/_runtime/flights.py reads.
-#ifndef RINGTRAIN_CORE_FLIGHT_RECORD_H_
-#define RINGTRAIN_CORE_FLIGHT_RECORD_H_
+#ifndef RINGTRAIN_OBSERVE_FLIGHT_RECORD_H_
+#define RINGTRAIN_OBSERVE_FLIGHT_RECORD_H_
 
+#include <map>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "base/options.h"
 #include "base/status.h"
 #include "base/writer.h"
-#include "core/process_sets.h"
-#include "core/submission.h"
+#include "observe/flight.h"
 #include "transport/world.h"
 
 namespace ringtrain {
 
-// because: why it is written, "" if somebody asked. Any thread.
-std::string FlightRecordText(const World& world, const ProcessSetTable& process_sets, const SubmissionTable& table,
-                             const std::string& because);
+// process_sets: the members of each. because: why it is written, "" if somebody asked. Any thread.
+std::string FlightRecordText(const World& world, const std::map<int, std::vector<int>>& process_sets,
+                             const std::vector<FlownOperation>& operations, const std::string& because);
 
 // The file of option flight_record, which each record replaces as a whole.
 class FlightFile {
@@ -35,4 +36,4 @@ class FlightFile {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_FLIGHT_RECORD_H_
+#endif  // RINGTRAIN_OBSERVE_FLIGHT_RECORD_H_

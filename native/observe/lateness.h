@@ -1,7 +1,7 @@
 // Lateness: who keeps the others waiting. The coordinator of a process set sees who submits an operation last, and how
 // long after the last but one; its driver adds that here, and any thread reads it.
-#ifndef RINGTRAIN_CORE_LATENESS_H_
-#define RINGTRAIN_CORE_LATENESS_H_
+#ifndef RINGTRAIN_OBSERVE_LATENESS_H_
+#define RINGTRAIN_OBSERVE_LATENESS_H_
 
 #include <map>
 #include <string>
@@ -52,4 +52,4 @@ class LatenessTable {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_LATENESS_H_
+#endif  // RINGTRAIN_OBSERVE_LATENESS_H_

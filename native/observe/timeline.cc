@@ -1,4 +1,4 @@
-#include "core/timeline.h"
+#include "observe/timeline.h"
 
 #include <sys/stat.h>
 #include <time.h>

@@ -9,8 +9,8 @@
 // "name (2)". Asynchronous events would allow the overlap, but viewers group them by category and lose the row for each
 // tensor. Times count from the start of 2024 by the wall clock, so that traces of several ranks and hosts can be put
 // into one.
-#ifndef RINGTRAIN_CORE_TIMELINE_H_
-#define RINGTRAIN_CORE_TIMELINE_H_
+#ifndef RINGTRAIN_OBSERVE_TIMELINE_H_
+#define RINGTRAIN_OBSERVE_TIMELINE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -23,7 +23,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/writer.h"
-#include "core/trace_file.h"
+#include "observe/trace_file.h"
 
 namespace ringtrain {
 
@@ -92,4 +92,4 @@ class Timeline {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_TIMELINE_H_
+#endif  // RINGTRAIN_OBSERVE_TIMELINE_H_

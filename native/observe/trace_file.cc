@@ -1,4 +1,4 @@
-#include "core/trace_file.h"
+#include "observe/trace_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

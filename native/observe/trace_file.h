@@ -5,8 +5,8 @@
 // boundaries of pages. So the closing bracket stands far ahead of the last event, with spaces between; an event
 // replaces spaces and lies within one page; and when the spaces are used up, a copy with twice the room is renamed into
 // the file's place.
-#ifndef RINGTRAIN_CORE_TRACE_FILE_H_
-#define RINGTRAIN_CORE_TRACE_FILE_H_
+#ifndef RINGTRAIN_OBSERVE_TRACE_FILE_H_
+#define RINGTRAIN_OBSERVE_TRACE_FILE_H_
 
 #include <cstdint>
 #include <string>
@@ -66,4 +66,4 @@ class TraceFile {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_TRACE_FILE_H_
+#endif  // RINGTRAIN_OBSERVE_TRACE_FILE_H_

@@ -1,7 +1,7 @@
 // Traffic: how much a rank has exchanged and how long that took, by operation and size of its tensors. Added to by the
 // driver at the end of a batch, read by anyone; a few additions for each operation, so it is always on.
-#ifndef RINGTRAIN_CORE_TRAFFIC_H_
-#define RINGTRAIN_CORE_TRAFFIC_H_
+#ifndef RINGTRAIN_OBSERVE_TRAFFIC_H_
+#define RINGTRAIN_OBSERVE_TRAFFIC_H_
 
 #include <atomic>
 #include <cstdint>
@@ -68,4 +68,4 @@ class TrafficTable {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_TRAFFIC_H_
+#endif  // RINGTRAIN_OBSERVE_TRAFFIC_H_

@@ -1,4 +1,4 @@
-#include "core/admission.h"
+#include "run/admission.h"
 
 #include <algorithm>
 

@@ -1,13 +1,13 @@
 // Admission: what one rank alone can see wrong with a submission, before any other rank hears of it. Any thread.
-#ifndef RINGTRAIN_CORE_ADMISSION_H_
-#define RINGTRAIN_CORE_ADMISSION_H_
+#ifndef RINGTRAIN_RUN_ADMISSION_H_
+#define RINGTRAIN_RUN_ADMISSION_H_
 
 #include <vector>
 
 #include "base/options.h"
-#include "core/process_sets.h"
-#include "core/submission.h"
 #include "device/device.h"
+#include "run/submission.h"
+#include "world/process_sets.h"
 
 namespace ringtrain {
 
@@ -37,4 +37,4 @@ class Admission {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_ADMISSION_H_
+#endif  // RINGTRAIN_RUN_ADMISSION_H_

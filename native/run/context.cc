@@ -1,12 +1,13 @@
-#include "core/context.h"
+#include "run/context.h"
 
 #include <algorithm>
 #include <new>
 #include <utility>
 
-#include "core/admission.h"
-#include "core/flight_record.h"
-#include "core/opening.h"
+#include "observe/flight_record.h"
+#include "run/admission.h"
+#include "world/opening.h"
+#include "world/placement.h"
 
 namespace ringtrain {
 
@@ -158,7 +159,9 @@ Status Context::StartTimeline(const std::string& path, bool mark_cycles) {
                          world().host_names[static_cast<size_t>(world().rank)]);
 }
 
-std::string Context::FlightRecord() const { return FlightRecordText(world(), epoch_.process_sets(), table_, ""); }
+std::string Context::FlightRecord() const {
+  return FlightRecordText(world(), epoch_.process_sets().All(), table_.Flown(), "");
+}
 
 Status Context::StopTimeline() { return timeline_.Stop(); }
 

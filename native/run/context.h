@@ -1,8 +1,8 @@
 // Context: one rank of one world, and owner of everything that belongs to it: what ends with the world is one object,
 // its epoch (epoch.h), and what could outlast it lies beside that. N contexts in one process are N ranks.
 // Any thread submits and waits; driver.h tells which thread moves the work.
-#ifndef RINGTRAIN_CORE_CONTEXT_H_
-#define RINGTRAIN_CORE_CONTEXT_H_
+#ifndef RINGTRAIN_RUN_CONTEXT_H_
+#define RINGTRAIN_RUN_CONTEXT_H_
 
 #include <memory>
 #include <string>
@@ -13,10 +13,10 @@
 #include "base/mutex.h"
 #include "base/options.h"
 #include "base/writer.h"
-#include "core/driver.h"
-#include "core/epoch.h"
-#include "core/submission.h"
-#include "core/timeline.h"
+#include "observe/timeline.h"
+#include "run/driver.h"
+#include "run/epoch.h"
+#include "run/submission.h"
 #include "transport/rendezvous.h"
 
 namespace ringtrain {
@@ -85,4 +85,4 @@ class Context {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_CONTEXT_H_
+#endif  // RINGTRAIN_RUN_CONTEXT_H_

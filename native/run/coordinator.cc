@@ -1,4 +1,4 @@
-#include "core/coordinator.h"
+#include "run/coordinator.h"
 
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -348,7 +348,7 @@ void Coordinator::CarryOut(rank_effect::ShowStacks& show) {
 std::string Coordinator::FlightRecord(const std::string& because) const {
   if (!flight_file_.wanted()) return "";
   try {
-    return FlightRecordText(world_, *process_sets_, *table_, because);
+    return FlightRecordText(world_, process_sets_->All(), table_->Flown(), because);
   } catch (const std::bad_alloc&) {  // the end is more important
     return "";
   }

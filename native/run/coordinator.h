@@ -3,8 +3,8 @@
 //
 // Whoever drives the context calls it, one thread at a time (driver.h). It owns the mail, the executor and the
 // protocol; it decides nothing itself, but carries out what the protocol decides.
-#ifndef RINGTRAIN_CORE_COORDINATOR_H_
-#define RINGTRAIN_CORE_COORDINATOR_H_
+#ifndef RINGTRAIN_RUN_COORDINATOR_H_
+#define RINGTRAIN_RUN_COORDINATOR_H_
 
 #include <atomic>
 #include <memory>
@@ -14,15 +14,15 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/writer.h"
-#include "core/executor.h"
-#include "core/flight_record.h"
-#include "core/process_sets.h"
-#include "core/promise_board.h"
-#include "core/protocol.h"
-#include "core/submission.h"
+#include "observe/flight_record.h"
+#include "run/executor.h"
+#include "run/promise_board.h"
+#include "run/submission.h"
 #include "transport/mail.h"
 #include "transport/progress.h"
 #include "transport/wire.h"
+#include "world/process_sets.h"
+#include "world/protocol.h"
 
 namespace ringtrain {
 
@@ -169,4 +169,4 @@ class Coordinator {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_COORDINATOR_H_
+#endif  // RINGTRAIN_RUN_COORDINATOR_H_

@@ -1,4 +1,4 @@
-#include "core/driver.h"
+#include "run/driver.h"
 
 #include <pthread.h>
 

@@ -12,8 +12,8 @@
 //   submitter: put the news into the table; fence; read polls_by_.
 //   promiser:  set polls_by_ to 0 (CancelPollPromise); fence; look into the table.
 // At least one of the two sees what the other wrote, so no news is left behind.
-#ifndef RINGTRAIN_CORE_DRIVER_H_
-#define RINGTRAIN_CORE_DRIVER_H_
+#ifndef RINGTRAIN_RUN_DRIVER_H_
+#define RINGTRAIN_RUN_DRIVER_H_
 
 #include <atomic>
 #include <thread>
@@ -22,10 +22,10 @@
 #include "base/counters.h"
 #include "base/mutex.h"
 #include "base/options.h"
-#include "core/epoch.h"
-#include "core/spinning.h"
-#include "core/submission.h"
-#include "core/timeline.h"
+#include "observe/timeline.h"
+#include "run/epoch.h"
+#include "run/spinning.h"
+#include "run/submission.h"
 #include "transport/progress.h"
 
 namespace ringtrain {
@@ -96,4 +96,4 @@ class ContextDriver {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_DRIVER_H_
+#endif  // RINGTRAIN_RUN_DRIVER_H_

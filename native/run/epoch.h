@@ -3,16 +3,16 @@
 // number, is another Epoch over the same wire, tables and threads, which the context keeps (context.h).
 //
 // So whoever keeps a reference to a World, or to a part of its memory, lies in here, or is made anew together with it.
-#ifndef RINGTRAIN_CORE_EPOCH_H_
-#define RINGTRAIN_CORE_EPOCH_H_
+#ifndef RINGTRAIN_RUN_EPOCH_H_
+#define RINGTRAIN_RUN_EPOCH_H_
 
 #include <memory>
 #include <utility>
 
-#include "core/coordinator.h"
-#include "core/process_sets.h"
+#include "run/coordinator.h"
 #include "transport/host_memory.h"
 #include "transport/world.h"
+#include "world/process_sets.h"
 
 namespace ringtrain {
 
@@ -41,4 +41,4 @@ class Epoch {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_EPOCH_H_
+#endif  // RINGTRAIN_RUN_EPOCH_H_

@@ -1,4 +1,4 @@
-#include "core/execution.h"
+#include "run/execution.h"
 
 #include <algorithm>
 #include <cctype>
@@ -10,7 +10,7 @@
 
 #include "base/decimal.h"
 #include "collectives/rows.h"
-#include "core/output_memory.h"
+#include "run/output_memory.h"
 
 namespace ringtrain {
 namespace {

@@ -1,21 +1,21 @@
 // Execution: one agreed batch under way, from the responses to the handles. It describes the batch to the data plane,
 // provides the outputs, advances the tasks and ends the operations. Made and moved by the executor.
-#ifndef RINGTRAIN_CORE_EXECUTION_H_
-#define RINGTRAIN_CORE_EXECUTION_H_
+#ifndef RINGTRAIN_RUN_EXECUTION_H_
+#define RINGTRAIN_RUN_EXECUTION_H_
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "agree/negotiator.h"
 #include "base/counters.h"
 #include "base/log.h"
 #include "base/options.h"
 #include "collectives/group.h"
-#include "core/negotiator.h"
-#include "core/submission.h"
-#include "core/timeline.h"
-#include "core/traffic.h"
 #include "gpu/plane.h"
+#include "observe/timeline.h"
+#include "observe/traffic.h"
+#include "run/submission.h"
 #include "transport/world.h"
 
 namespace ringtrain {
@@ -120,4 +120,4 @@ class Execution : public StageObserver {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_EXECUTION_H_
+#endif  // RINGTRAIN_RUN_EXECUTION_H_

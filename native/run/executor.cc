@@ -1,9 +1,10 @@
-#include "core/executor.h"
+#include "run/executor.h"
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
+
+#include "world/placement.h"
 
 namespace ringtrain {
 namespace {
@@ -13,17 +14,6 @@ namespace {
 constexpr size_t kOverlap = 2;
 
 }  // namespace
-
-Topology TopologyFor(const World& world, const Options& options, const std::vector<int>& members) {
-  std::vector<int> host_of = world.host_of;
-  if (options.algorithm == "ring") std::iota(host_of.begin(), host_of.end(), 0);  // every rank is a host of its own
-  return MakeTopology(members, world.rank, host_of);
-}
-
-WindowGeometry GeometryFor(const Topology& topology, const Options& options) {
-  return MakeGeometry(topology, static_cast<size_t>(options.chunk_bytes),
-                      static_cast<size_t>(options.shared_memory_bytes));
-}
 
 Executor::Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
                    Residuals* residuals, Counters* counters, Timeline* timeline, TrafficTable* traffic, Log* log)

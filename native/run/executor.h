@@ -1,7 +1,7 @@
 // Executor: runs what the negotiators have agreed on, batch after batch, on the data plane of each process set.
 // The driver's thread only. Nothing here waits.
-#ifndef RINGTRAIN_CORE_EXECUTOR_H_
-#define RINGTRAIN_CORE_EXECUTOR_H_
+#ifndef RINGTRAIN_RUN_EXECUTOR_H_
+#define RINGTRAIN_RUN_EXECUTOR_H_
 
 #include <deque>
 #include <map>
@@ -11,14 +11,10 @@
 #include "base/counters.h"
 #include "base/log.h"
 #include "base/options.h"
-#include "core/execution.h"
+#include "run/execution.h"
 #include "transport/world.h"
 
 namespace ringtrain {
-
-// The topology and window of a process set, as the options want them: the same on every member.
-Topology TopologyFor(const World& world, const Options& options, const std::vector<int>& members);
-WindowGeometry GeometryFor(const Topology& topology, const Options& options);
 
 class Executor {
  public:
@@ -77,4 +73,4 @@ class Executor {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_EXECUTOR_H_
+#endif  // RINGTRAIN_RUN_EXECUTOR_H_

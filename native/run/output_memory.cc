@@ -1,4 +1,4 @@
-#include "core/output_memory.h"
+#include "run/output_memory.h"
 
 #include <malloc.h>
 #include <sys/mman.h>

@@ -3,8 +3,8 @@
 // Fresh memory is touched for the first time while it is written, and in pages of 4 KB that takes longer than the copy
 // into it. So large blocks ask for huge pages; and what is given back is kept for the next result of its size, since a
 // step brings the same sizes as the one before. The kernel may take kept pages whenever memory runs short.
-#ifndef RINGTRAIN_CORE_OUTPUT_MEMORY_H_
-#define RINGTRAIN_CORE_OUTPUT_MEMORY_H_
+#ifndef RINGTRAIN_RUN_OUTPUT_MEMORY_H_
+#define RINGTRAIN_RUN_OUTPUT_MEMORY_H_
 
 #include <array>
 #include <cstddef>
@@ -55,4 +55,4 @@ class OutputMemory {
 OutputMemory& Outputs();
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_OUTPUT_MEMORY_H_
+#endif  // RINGTRAIN_RUN_OUTPUT_MEMORY_H_

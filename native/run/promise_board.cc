@@ -1,4 +1,4 @@
-#include "core/promise_board.h"
+#include "run/promise_board.h"
 
 #include <utility>
 

@@ -1,13 +1,13 @@
 // PromiseBoard: what the ranks of a host show each other in its memory of what they have promised (promises.h). The
 // driver's thread only.
-#ifndef RINGTRAIN_CORE_PROMISE_BOARD_H_
-#define RINGTRAIN_CORE_PROMISE_BOARD_H_
+#ifndef RINGTRAIN_RUN_PROMISE_BOARD_H_
+#define RINGTRAIN_RUN_PROMISE_BOARD_H_
 
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "core/promises.h"
+#include "agree/promises.h"
 #include "transport/host_memory.h"
 #include "transport/world.h"
 
@@ -51,4 +51,4 @@ class PromiseBoard {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_PROMISE_BOARD_H_
+#endif  // RINGTRAIN_RUN_PROMISE_BOARD_H_

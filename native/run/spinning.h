@@ -3,8 +3,8 @@
 // To sleep and be woken costs two switches of threads and more latency than most waits for a small tensor take; to look
 // again in vain costs the time of it, and more where the one who is waited for needs this core: so when the system has
 // put two ranks on one core, or all cores have other work. Which it is shows in how the looks end.
-#ifndef RINGTRAIN_CORE_SPINNING_H_
-#define RINGTRAIN_CORE_SPINNING_H_
+#ifndef RINGTRAIN_RUN_SPINNING_H_
+#define RINGTRAIN_RUN_SPINNING_H_
 
 #include <algorithm>
 
@@ -39,4 +39,4 @@ class Spinning {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_SPINNING_H_
+#endif  // RINGTRAIN_RUN_SPINNING_H_

@@ -1,4 +1,4 @@
-#include "core/submission.h"
+#include "run/submission.h"
 
 #include <algorithm>
 #include <new>

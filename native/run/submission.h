@@ -1,7 +1,7 @@
 // Handle: the end of an operation that its submitter holds. Submission: the end that the core holds. SubmissionTable:
 // those that are not done, by name.
-#ifndef RINGTRAIN_CORE_SUBMISSION_H_
-#define RINGTRAIN_CORE_SUBMISSION_H_
+#ifndef RINGTRAIN_RUN_SUBMISSION_H_
+#define RINGTRAIN_RUN_SUBMISSION_H_
 
 #include <atomic>
 #include <map>
@@ -12,15 +12,15 @@
 #include <utility>
 #include <vector>
 
+#include "agree/frame.h"
+#include "agree/request.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
 #include "base/mutex.h"
-#include "core/flight.h"
-#include "core/frame.h"
-#include "core/output_memory.h"
-#include "core/request.h"
 #include "device/device.h"
 #include "include/ringtrain.h"
+#include "observe/flight.h"
+#include "run/output_memory.h"
 
 namespace ringtrain {
 
@@ -179,4 +179,4 @@ class SubmissionTable {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_SUBMISSION_H_
+#endif  // RINGTRAIN_RUN_SUBMISSION_H_

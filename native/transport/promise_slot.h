@@ -1,4 +1,4 @@
-// PromiseSlot: what one rank has promised of one process set's schedule (core/schedule.h), in its host's memory. One
+// PromiseSlot: what one rank has promised of one process set's schedule (agree/schedule.h), in its host's memory. One
 // rank writes it, the others of the host read it. All zeros, as fresh memory is, promises nothing.
 //
 // A counter must never be taken for another schedule's. The writer sets it to zero before it names another schedule,

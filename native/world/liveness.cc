@@ -1,4 +1,4 @@
-#include "core/liveness.h"
+#include "world/liveness.h"
 
 #include <algorithm>
 #include <climits>

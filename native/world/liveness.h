@@ -6,8 +6,8 @@
 // lock that the kernel let go of, one that stands still by its beat. Between hosts the lowest rank of each beats for
 // its host, to the hosts 1, 2, 4, ... further on, so each hears of few and a cut is noticed on both of its sides. All
 // of this is native: a rank that computes in Python for minutes, or holds the GIL, still beats.
-#ifndef RINGTRAIN_CORE_LIVENESS_H_
-#define RINGTRAIN_CORE_LIVENESS_H_
+#ifndef RINGTRAIN_WORLD_LIVENESS_H_
+#define RINGTRAIN_WORLD_LIVENESS_H_
 
 #include <string>
 #include <vector>
@@ -89,4 +89,4 @@ class Liveness {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_LIVENESS_H_
+#endif  // RINGTRAIN_WORLD_LIVENESS_H_

@@ -1,4 +1,4 @@
-#include "core/opening.h"
+#include "world/opening.h"
 
 #include <sys/random.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 
 #include "base/digest.h"
 #include "base/ranks.h"
-#include "core/executor.h"
-#include "core/version.h"
+#include "world/placement.h"
+#include "world/version.h"
 
 namespace ringtrain {
 namespace {

@@ -1,6 +1,6 @@
 // Opening: how a world begins. The ranks compare what must be equal on all of them, then meet.
-#ifndef RINGTRAIN_CORE_OPENING_H_
-#define RINGTRAIN_CORE_OPENING_H_
+#ifndef RINGTRAIN_WORLD_OPENING_H_
+#define RINGTRAIN_WORLD_OPENING_H_
 
 #include "base/options.h"
 #include "base/status.h"
@@ -12,4 +12,4 @@ namespace ringtrain {
 Status OpenWorld(Rendezvous& rendezvous, const Options& options, Meeting* meeting);
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_OPENING_H_
+#endif  // RINGTRAIN_WORLD_OPENING_H_

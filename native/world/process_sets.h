@@ -1,8 +1,8 @@
 // ProcessSetTable: the process sets of a context, their members, and the lane of each, which keeps their messages
 // apart. Any thread. All ranks add and remove the same sets in the same order, so a set has the same lane on all of
 // them.
-#ifndef RINGTRAIN_CORE_PROCESS_SETS_H_
-#define RINGTRAIN_CORE_PROCESS_SETS_H_
+#ifndef RINGTRAIN_WORLD_PROCESS_SETS_H_
+#define RINGTRAIN_WORLD_PROCESS_SETS_H_
 
 #include <map>
 #include <set>
@@ -67,4 +67,4 @@ class ProcessSetTable {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_PROCESS_SETS_H_
+#endif  // RINGTRAIN_WORLD_PROCESS_SETS_H_

@@ -1,4 +1,4 @@
-#include "core/protocol.h"
+#include "world/protocol.h"
 
 #include <algorithm>
 

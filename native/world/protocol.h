@@ -5,8 +5,8 @@
 // Time and events go in by calls, which append what follows to *effects. The coordinator (coordinator.h) carries the
 // effects out in a process, a simulated rank in tests/simulation. So the code that runs in thousands of simulated
 // worlds is the code that runs in a job.
-#ifndef RINGTRAIN_CORE_PROTOCOL_H_
-#define RINGTRAIN_CORE_PROTOCOL_H_
+#ifndef RINGTRAIN_WORLD_PROTOCOL_H_
+#define RINGTRAIN_WORLD_PROTOCOL_H_
 
 #include <algorithm>
 #include <deque>
@@ -17,12 +17,12 @@
 #include <variant>
 #include <vector>
 
+#include "agree/negotiator.h"
 #include "base/clock.h"
 #include "base/options.h"
-#include "core/liveness.h"
-#include "core/negotiator.h"
 #include "transport/promise_slot.h"
 #include "transport/world.h"
+#include "world/liveness.h"
 
 namespace ringtrain {
 
@@ -218,4 +218,4 @@ class Protocol {
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_CORE_PROTOCOL_H_
+#endif  // RINGTRAIN_WORLD_PROTOCOL_H_

@@ -542,7 +542,7 @@ def test_rows_come_into_room_of_their_size(operation, room_of_rank_0):
 
 @own_world
 def test_a_rank_that_was_stopped_says_so():
-    """Others may have taken it for silent: what it says tells that from a network that is cut (`core/authority.h`)."""
+    """Others may have taken it for silent: what it says tells that from a network that is cut (`elastic/authority.h`)."""
     rank = subprocess.Popen([sys.executable, "-c", textwrap.dedent("""
         import sys
         from ringtrain._binding._native import lib

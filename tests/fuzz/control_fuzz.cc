@@ -1,8 +1,8 @@
 // Control frames of an elastic job: what is decoded must be bounded by its bytes, be the same when it is encoded and
 // decoded again, and do no harm to those who are told it.
-#include "core/authority.h"
-#include "core/control.h"
-#include "core/membership.h"
+#include "elastic/authority.h"
+#include "elastic/control.h"
+#include "elastic/membership.h"
 #include "fuzz.h"
 
 namespace ringtrain {

@@ -1,7 +1,7 @@
 // Frames of the negotiation: what is decoded must be bounded by its bytes, and be the same when it is encoded and
 // decoded again. Requests in it are checked as if this rank had submitted them: shapes, splits, the ranks of new
 // process sets.
-#include "core/frame.h"
+#include "agree/frame.h"
 #include "fuzz.h"
 
 namespace ringtrain {

@@ -25,9 +25,9 @@ INPUTS, LONG_SECONDS = 30000, 600
 LIMITS = ["-malloc_limit_mb=64", "-timeout=60", "-verbosity=0", "-print_final_stats=1"]
 # A check that is left out, one for each fuzzer: file, what stands there, what stands there instead.
 PLANTS = {
-    "control_fuzz": ("core/control.cc", "decoder.AtMost(kMaxSlot)", "decoder.Unsigned()"),
+    "control_fuzz": ("elastic/control.cc", "decoder.AtMost(kMaxSlot)", "decoder.Unsigned()"),
     "frame_fuzz": (
-        "core/frame.cc",
+        "agree/frame.cc",
         "    if (length > kMaxIds - ids.size()) {\n      decoder->Refuse();\n      break;\n    }\n",
         "",
     ),

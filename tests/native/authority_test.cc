@@ -1,6 +1,6 @@
 // What the authority of an elastic job is told by numbers: how many worlds there may be, how many ranks one must have,
 // and when a slot may be tried again. Whole jobs are simulated in tests/simulation/elastic.
-#include "core/authority.h"
+#include "elastic/authority.h"
 
 #include <algorithm>
 #include <memory>

@@ -41,22 +41,22 @@ from priority import give_way
 PROTOCOL = [
     "base/decimal.cc",
     "collectives/rows.cc",
-    "core/frame.cc",
-    "core/fusion.cc",
-    "core/liveness.cc",
-    "core/match.cc",
-    "core/negotiator.cc",
-    "core/negotiator_schedule.cc",
-    "core/promises.cc",
-    "core/protocol.cc",
-    "core/request.cc",
-    "core/response_cache.cc",
-    "core/schedule.cc",
-    "core/stall_watch.cc",
+    "agree/frame.cc",
+    "agree/fusion.cc",
+    "world/liveness.cc",
+    "agree/match.cc",
+    "agree/negotiator.cc",
+    "agree/negotiator_schedule.cc",
+    "agree/promises.cc",
+    "world/protocol.cc",
+    "agree/request.cc",
+    "agree/response_cache.cc",
+    "agree/schedule.cc",
+    "agree/stall_watch.cc",
     "tables/tables.cc",
 ]
 # What decides in an elastic job.
-ELASTIC = ["core/authority.cc", "core/control.cc", "core/membership.cc", "elastic/samples.cc", "elastic/step.cc"]
+ELASTIC = ["elastic/authority.cc", "elastic/control.cc", "elastic/membership.cc", "elastic/samples.cc", "elastic/step.cc"]
 
 
 class Simulator(NamedTuple):

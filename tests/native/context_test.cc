@@ -1,6 +1,6 @@
 // The whole core through its Context: worlds of ranks that are threads of this process, every operation against an
 // oracle of small integers, and what happens when ranks join, abort, leave, refuse and misuse. Failures print the seed.
-#include "core/context.h"
+#include "run/context.h"
 
 #include <algorithm>
 #include <cmath>

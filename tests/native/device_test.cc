@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "check.h"
-#include "core/submission.h"
+#include "run/submission.h"
 
 namespace ringtrain {
 namespace {

@@ -1,5 +1,5 @@
 // The memory of what has ended: the newest stay, pending ones are never lost, and a record is written in bounded time.
-#include "core/flight.h"
+#include "observe/flight.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "check.h"
-#include "core/flight_record.h"
-#include "core/traffic.h"
+#include "observe/flight_record.h"
+#include "observe/traffic.h"
 
 using namespace ringtrain;
 

@@ -1,5 +1,5 @@
 // Frames: what is encoded is decoded again, and bytes that are no frame are refused. Failures print the seed.
-#include "core/frame.h"
+#include "agree/frame.h"
 
 #include <limits>
 #include <random>

@@ -1,5 +1,5 @@
 // Tensor fusion as properties over random ready sets. Failures print the seed.
-#include "core/fusion.h"
+#include "agree/fusion.h"
 
 #include <random>
 #include <set>

@@ -1,5 +1,5 @@
 // Signs of life, and who is judged dead by them. Processes die for true here; time is the test's.
-#include "core/liveness.h"
+#include "world/liveness.h"
 
 #include <signal.h>
 #include <sys/mman.h>

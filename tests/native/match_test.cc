@@ -1,6 +1,6 @@
 // Matching: which requests fit together, and what follows from them. The words of each mismatch are in
 // negotiator_test.cc, where all ranks hear them.
-#include "core/match.h"
+#include "agree/match.h"
 
 #include "check.h"
 

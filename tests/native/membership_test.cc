@@ -1,6 +1,6 @@
 // A rank's side of an elastic job, where no order of frames may lead it astray. Whole jobs are simulated in
 // tests/simulation/elastic.
-#include "core/membership.h"
+#include "elastic/membership.h"
 
 #include <algorithm>
 

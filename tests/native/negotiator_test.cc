@@ -1,7 +1,7 @@
 // The negotiator in a deterministic simulation: N of them joined by a queue for each pair of ranks, in an order that a
 // seeded random number generator draws. Frames travel as bytes, so that their encoding takes part. Failures print the
 // seed.
-#include "core/negotiator.h"
+#include "agree/negotiator.h"
 
 #include <deque>
 #include <map>

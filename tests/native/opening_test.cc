@@ -1,5 +1,5 @@
 // What is compared before a world begins.
-#include "core/opening.h"
+#include "world/opening.h"
 
 #include "base/bytes.h"
 #include "check.h"

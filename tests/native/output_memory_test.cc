@@ -1,5 +1,5 @@
 // Memory of results: what is given back serves the next one of its size, within bounds.
-#include "core/output_memory.h"
+#include "run/output_memory.h"
 
 #include <cstdint>
 #include <cstdlib>

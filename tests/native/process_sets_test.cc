@@ -1,5 +1,5 @@
 // The table of process sets: lanes are used again and shared by none, so that tags of messages under way differ.
-#include "core/process_sets.h"
+#include "world/process_sets.h"
 
 #include <set>
 

@@ -1,6 +1,6 @@
 // The effects of one rank's protocol: the end of a world, and process sets that go. What ranks do together is in
 // tests/simulation.
-#include "core/protocol.h"
+#include "world/protocol.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,5 +1,5 @@
 // The response cache against a plain model of it. Failures print the seed.
-#include "core/response_cache.h"
+#include "agree/response_cache.h"
 
 #include <deque>
 #include <random>

@@ -1,11 +1,11 @@
 // The parts of a schedule: what repeats itself, what one member promises, what it knows of the others, and how a
 // promise lies in memory. What members do together is in tests/simulation.
-#include "core/schedule.h"
+#include "agree/schedule.h"
 
 #include <thread>
 
+#include "agree/promises.h"
 #include "check.h"
-#include "core/promises.h"
 #include "transport/promise_slot.h"
 
 namespace ringtrain {

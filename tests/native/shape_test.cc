@@ -1,5 +1,5 @@
 // Shapes are what a list of extents is, however many there are.
-#include "core/shape.h"
+#include "agree/shape.h"
 
 #include <vector>
 

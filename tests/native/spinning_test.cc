@@ -1,5 +1,5 @@
 // Whether a waiting driver looks again before it sleeps.
-#include "core/spinning.h"
+#include "run/spinning.h"
 
 #include "check.h"
 

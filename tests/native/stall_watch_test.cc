@@ -1,5 +1,5 @@
 // When an operation that waits for members is reported and given up, and in which words. No threads, no real time.
-#include "core/stall_watch.h"
+#include "agree/stall_watch.h"
 
 #include "check.h"
 

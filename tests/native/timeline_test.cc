@@ -1,5 +1,5 @@
 // The timeline's file: valid JSON all the time, spans of a track follow or nest, bounds are kept.
-#include "core/timeline.h"
+#include "observe/timeline.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -9,11 +9,11 @@ REACHES = {
     "tests/with_torch/test_b.py": {"ringtrain/torch/reducer.py"},
     "tests/launch/test_c.py": {"ringtrain/launch/job.py", "ringtrain/__init__.py"},
     "tests/core/test_d.py": {"ringtrain/__init__.py"},
-    "tests/native/match_test.cc": {"native/core/match.h"},
+    "tests/native/match_test.cc": {"native/agree/match.h"},
     "ringtrain/torch/optimizer.py": {"ringtrain/torch/reducer.py", "ringtrain/__init__.py"},
     "ringtrain/__init__.py": {"ringtrain/_binding/_native.py"},
-    "ringtrain/_binding/_native.py": {"native/core/match.cc"},
-    "native/core/match.h": {"native/core/match.cc"},
+    "ringtrain/_binding/_native.py": {"native/agree/match.cc"},
+    "native/agree/match.h": {"native/agree/match.cc"},
 }
 
 
@@ -31,7 +31,7 @@ def test_nearer_tests_come_first_and_only_what_reaches_the_change() -> None:
 
 
 def test_a_change_of_the_core_reaches_its_own_tests_and_then_those_of_python() -> None:
-    taken, left = chosen("native/core/match.cc")
+    taken, left = chosen("native/agree/match.cc")
     assert taken[:2] == ["tests/native/match_test.cc", "tests/core/test_d.py"] and not left
     assert set(taken[2:]) == {"tests/launch/test_c.py", "tests/with_torch/test_a.py"}
 
@@ -59,7 +59,7 @@ def of_this_checkout() -> dict[str, set[str]]:
         ("ringtrain/torch/exchange.py", "tests/with_torch/", "tests/launch/"),
         ("ringtrain/launch/job.py", "tests/launch/", "tests/with_torch/"),
         ("ringtrain/keras/reduction.py", "tests/with_keras/", "tests/launch/"),
-        ("native/core/negotiator.cc", "tests/native/", "tests/launch/"),
+        ("native/agree/negotiator.cc", "tests/native/", "tests/launch/"),
     ],
 )
 def test_in_this_checkout(file: str, first: str, never_first: str, of_this_checkout: dict[str, set[str]]) -> None:

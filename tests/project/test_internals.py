@@ -140,9 +140,9 @@ def test_names_are_those_of_the_code(page: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", [
-    "`core/no_such_file.cc`", "`native/no_such_folder/`", "`Coordinator::NoSuchStep`", "`Coordinator::Step` (`core/match.cc`)",
-    "`no_such_name` in\n`core/match.cc`",
+    "`agree/no_such_file.cc`", "`native/no_such_folder/`", "`Coordinator::NoSuchStep`", "`Coordinator::Step` (`agree/match.cc`)",
+    "`no_such_name` in\n`agree/match.cc`",
 ])  # fmt: skip
 def test_a_name_that_is_not_there_is_found(planted: str) -> None:
     assert absent(planted)
-    assert not absent("`core/match.cc` has `Match`, as does `native/core/`: `Match` (`core/match.cc`)")
+    assert not absent("`agree/match.cc` has `Match`, as does `native/agree/`: `Match` (`agree/match.cc`)")

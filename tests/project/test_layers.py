@@ -35,10 +35,11 @@ NATIVE_LAYERS = [
     ["include", "tables"],
     ["base"],
     ["transport", "kernels", "elastic"],
-    ["device"],
+    ["device", "observe"],
     ["collectives"],
-    ["gpu"],
-    ["core"],
+    ["agree", "gpu"],
+    ["world"],
+    ["run"],
     [""],  # native/c_api*.cc
     ["tensorflow", "jax"],  # libraries of their own
 ]

@@ -30,15 +30,15 @@ LOCKS = "clang-diagnostic-thread-safety"
 # give.
 PLANTS = [
     (
-        "core/submission.cc",
+        "run/submission.cc",
         "  MutexLock lock(mutex_);\n  if (!closed_.ok()) return;",
         "  if (!closed_.ok()) return;",
         LOCKS,
         "closed_",
     ),
-    ("core/driver.cc", "if (stop_.load() || !drive_mutex_.TryLock()) {", "if (stop_.load()) {", LOCKS, "drive_mutex_"),
+    ("run/driver.cc", "if (stop_.load() || !drive_mutex_.TryLock()) {", "if (stop_.load()) {", LOCKS, "drive_mutex_"),
     (
-        "core/coordinator.cc",
+        "run/coordinator.cc",
         "  MutexLock lock(request_mutex_);\n  return requested_cause_",
         "  return requested_cause_",
         LOCKS,

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The frames of the page's examples, in order.
 PROGRAM = """
 #include <cstdio>
-#include "core/frame.h"
+#include "agree/frame.h"
 using namespace ringtrain;
 void Print(const Frame& frame) {
   for (unsigned char byte : frame.Encode()) std::printf("%02x ", byte);
@@ -39,7 +39,7 @@ int main() {
 
 def test_every_frame_type_is_documented():
     enumeration = re.search(
-        r"enum class FrameType : uint8_t \{(.*?)\};", (ROOT / "native/core/frame.h").read_text(), re.DOTALL
+        r"enum class FrameType : uint8_t \{(.*?)\};", (ROOT / "native/agree/frame.h").read_text(), re.DOTALL
     )[1]
     in_code = {
         number: re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
@@ -53,7 +53,7 @@ def test_every_frame_type_is_documented():
 
 def test_examples_are_the_bytes_of_the_encoder(tmp_path):
     (tmp_path / "main.cc").write_text(PROGRAM)
-    sources = [ROOT / "native" / name for name in ("core/frame.cc", "core/request.cc", "tables/tables.cc")]
+    sources = [ROOT / "native" / name for name in ("agree/frame.cc", "agree/request.cc", "tables/tables.cc")]
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", f"-I{ROOT / 'native'}"]
     subprocess.run([*compiler, tmp_path / "main.cc", *sources, "-o", tmp_path / "main"], check=True)
     encoded = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()

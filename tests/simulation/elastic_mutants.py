@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from mutants import Mutant
 
-CORE, ELASTIC = "native/core/", "native/elastic/"
+ELASTIC = "native/elastic/"
 STEP, SAMPLES = ELASTIC + "step.cc", ELASTIC + "samples.cc"
-MEMBERSHIP, AUTHORITY = CORE + "membership.cc", CORE + "authority.cc"
+MEMBERSHIP, AUTHORITY = ELASTIC + "membership.cc", ELASTIC + "authority.cc"
 MUTANTS = [
     # What survivors settle
     Mutant(

@@ -23,11 +23,11 @@ class Mutant(NamedTuple):
     mutated: str
 
 
-CORE = "native/core/"
-NEGOTIATOR, MATCH, FUSION = CORE + "negotiator.cc", CORE + "match.cc", CORE + "fusion.cc"
-REQUEST, LIVENESS, PROTOCOL = CORE + "request.cc", CORE + "liveness.cc", CORE + "protocol.cc"
-STALLS = CORE + "stall_watch.cc"
-SCHEDULE, PROMISES, SCHEDULED = CORE + "schedule.cc", CORE + "promises.cc", CORE + "negotiator_schedule.cc"
+AGREE, WORLD = "native/agree/", "native/world/"
+NEGOTIATOR, MATCH, FUSION = AGREE + "negotiator.cc", AGREE + "match.cc", AGREE + "fusion.cc"
+REQUEST, LIVENESS, PROTOCOL = AGREE + "request.cc", WORLD + "liveness.cc", WORLD + "protocol.cc"
+STALLS = AGREE + "stall_watch.cc"
+SCHEDULE, PROMISES, SCHEDULED = AGREE + "schedule.cc", AGREE + "promises.cc", AGREE + "negotiator_schedule.cc"
 MUTANTS = [
     # Who has to be there
     Mutant(

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "agree/negotiator.h"
 #include "base/clock.h"
 #include "base/options.h"
-#include "core/negotiator.h"
 
 namespace ringtrain {
 namespace simulation {

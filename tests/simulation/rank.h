@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "core/protocol.h"
 #include "judge.h"
 #include "random.h"
+#include "world/protocol.h"
 
 namespace ringtrain {
 namespace simulation {

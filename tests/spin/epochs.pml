@@ -1,4 +1,4 @@
-/* The change of epochs (native/core/authority.cc, membership.cc, native/elastic/step.cc) for Spin: N ranks and the authority, S windows,
+/* The change of epochs (native/elastic/authority.cc, membership.cc, native/elastic/step.cc) for Spin: N ranks and the authority, S windows,
  * at most F crashes, every interleaving.
  *
  * A crash is told to the authority, which stops the newest world, awaits a report of each that lives, writes the next count down, forms,

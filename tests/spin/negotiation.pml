@@ -1,4 +1,4 @@
-/* The protocol of native/core/negotiator.cc for Spin: N ranks, T names, at most F crashes, every interleaving.
+/* The protocol of native/agree/negotiator.cc for Spin: N ranks, T names, at most F crashes, every interleaving.
  *
  * A rank submits its names in any order (READY), runs what it is told (RUN), says GOODBYE and ends when ALL have. The coordinator,
  * rank 0's other half, counts members by name, decides one order, and tells all. A crash at any point is seen by whatever the

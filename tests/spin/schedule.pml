@@ -1,4 +1,4 @@
-/* A schedule of native/core/schedule.h for Spin: N ranks, T batches, every interleaving of promises, of what ranks know of each
+/* A schedule of native/agree/schedule.h for Spin: N ranks, T batches, every interleaving of promises, of what ranks know of each
  * other's, and of deviations of any of them.
  *
  * A rank promises the next batch (its counter rises), learns a counter of another rank at any later time, starts a batch when the

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_OF_A_CLAIM = 4096  # bytes
 MOST_KEPT = 1 << 20  # bytes of output that wait for the next launcher
 SECONDS_TO_MAKE_WAY = 15.0  # for an agent that is told to end
-FORM, LEAVE = "06", "09"  # the first byte of these frames, in hexadecimal: see native/core/control.h
+FORM, LEAVE = "06", "09"  # the first byte of these frames, in hexadecimal: see native/elastic/control.h
 
 
 def name_beside(name: str) -> str:

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/authority.h"
+#include "elastic/authority.h"
 #include "rank.h"
 
 namespace ringtrain {

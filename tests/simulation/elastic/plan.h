@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "core/control.h"
+#include "elastic/control.h"
 #include "elastic/samples.h"
 
 namespace ringtrain {

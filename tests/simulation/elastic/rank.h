@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/membership.h"
+#include "elastic/membership.h"
 #include "elastic/samples.h"
 #include "elastic/step.h"
 #include "judge.h"

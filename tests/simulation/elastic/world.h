@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "core/membership.h"
-#include "core/protocol.h"
+#include "elastic/membership.h"
 #include "elastic/step.h"
 #include "judge.h"
 #include "plan.h"
+#include "world/protocol.h"
 
 namespace ringtrain {
 namespace elastic {

@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "core/protocol.h"
+#include "world/protocol.h"
 
 namespace ringtrain {
 namespace simulation {
