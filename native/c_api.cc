@@ -373,7 +373,7 @@ char* rt_traffic(rt_context* context) {
   });
 }
 
-int64_t rt_burst_bytes(rt_context* context) { return context->context->burst_bytes(); }
+int64_t rt_burst_bytes(rt_context*) { return ringtrain::kBurstBytes; }
 
 char* rt_flight_record(rt_context* context) {
   return TextBy([&] { return context->context->FlightRecord(); });

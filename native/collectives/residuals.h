@@ -17,8 +17,9 @@
 //
 // In the next world of an elastic job other members round an element, and sums have another divisor. So what a rank has
 // kept becomes a debt, as a part of the result: sent / divisor + finished. The rank's next operation of that name adds
-// it to its input (execution.cc), whoever rounds the element then. So nothing need be sent when a world changes, and no
-// rank depends on another: the debts of those that are left are paid, each once, and those of the dead are gone.
+// it to its input (run/error_feedback.h), whoever rounds the element then. So nothing need be sent when a world
+// changes, and no rank depends on another: the debts of those that are left are paid, each once, and those of the dead
+// are gone.
 #ifndef RINGTRAIN_COLLECTIVES_RESIDUALS_H_
 #define RINGTRAIN_COLLECTIVES_RESIDUALS_H_
 

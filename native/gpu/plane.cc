@@ -21,18 +21,17 @@ size_t FusionBufferBytes(const Options& options) {
 
 }  // namespace
 
-Plane::Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device,
-             const World& world, LaunchOrder* order, Log* log)
+Plane::Plane(const Options& options, Group* group, MemberGpus gpus, const World& world, LaunchOrder* order, Log* log)
     : options_(options),
       group_(group),
-      device_(std::move(device)),
+      device_(std::move(gpus.mine)),
       world_(world),
       log_(log),
       within_hosts_(WithinHosts(options.nccl_algorithm, group->topology)) {
   lane_.device = device_;
   lane_.algorithm = options.nccl_algorithm;
   lane_.order = order;
-  switch (OpeningOf(options.gpu_plane, group->process_set, devices)) {
+  switch (OpeningOf(options.gpu_plane, group->process_set, gpus.of_all)) {
     case Opening::kStaged:
       break;
     case Opening::kAlone:

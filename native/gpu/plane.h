@@ -23,12 +23,17 @@
 
 namespace ringtrain {
 
+// The GPUs of a process set's members.
+struct MemberGpus {
+  const std::vector<int64_t>& of_all;  // by member
+  std::shared_ptr<Device> mine;        // nullptr on a rank that has joined
+};
+
 class Plane {
  public:
-  // devices: by member; device: this member's, nullptr on a rank that has joined. order: of the process set's launches.
-  // If the members have to meet, that takes its share of the group's sequence here.
-  Plane(const Options& options, Group* group, const std::vector<int64_t>& devices, std::shared_ptr<Device> device,
-        const World& world, LaunchOrder* order, Log* log);
+  // order: of the process set's launches. If the members have to meet, that takes its share of the group's sequence
+  // here.
+  Plane(const Options& options, Group* group, MemberGpus gpus, const World& world, LaunchOrder* order, Log* log);
   ~Plane();
 
   // Whether the next batch, which all members are at, can become a task: it is known how its tensors travel, or that

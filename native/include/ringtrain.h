@@ -178,7 +178,7 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
  * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
 char* rt_traffic(rt_context* context);
-/* Option burst_bytes. */
+/* Of small operations that nobody waits for: from so many on they leave. */
 int64_t rt_burst_bytes(rt_context* context);
 /* The last operations of this rank, as JSON: what option flight_record writes. The caller frees it with rt_free. */
 char* rt_flight_record(rt_context* context);

@@ -35,7 +35,7 @@ Status Context::Begin() {
     RT_TRY(FlightFile(options_, world().rank).Prepare());
     return driver_.Start(world().rank);
   } catch (const std::bad_alloc&) {
-    return epoch_.coordinator().no_memory();
+    return epoch_.loop().no_memory();
   }
 }
 
@@ -44,9 +44,8 @@ Context::Context(const Options& options, Meeting meeting)
       devices_(options.cuda_lib),
       table_(static_cast<size_t>(options.flight_operations)),
       transport_(std::move(meeting.transport)),
-      epoch_(std::move(meeting.world), std::move(meeting.memory), options_, *transport_, *transport_, &table_,
-             &counters_, &lateness_, &timeline_, &traffic_, &log_, &writer_),
-      driver_(options_, *transport_, &epoch_, &table_, &counters_, &timeline_) {
+      epoch_(std::move(meeting.world), std::move(meeting.memory), books_, *transport_),
+      driver_(books_, *transport_, &epoch_) {
   for (const std::string& warning : meeting.warnings) log_.Warning(warning);
   transport_->SetLog(&log_);
 }
@@ -101,12 +100,12 @@ int Context::ProcessSetHosts(int process_set) const {
 // ---- ending ----
 
 void Context::Abort(const std::string& cause) {
-  epoch_.coordinator().RequestAbort(cause);
+  epoch_.loop().RequestAbort(cause);
   driver_.Call();
 }
 
 void Context::LongPhase(double seconds) {
-  epoch_.coordinator().RequestLongPhase(static_cast<Nanoseconds>(std::max(0.0, seconds) * 1e9));
+  epoch_.loop().RequestLongPhase(static_cast<Nanoseconds>(std::max(0.0, seconds) * 1e9));
   driver_.Call();
 }
 
@@ -127,9 +126,9 @@ Status Context::Close(double seconds) {
 
 Status Context::CloseBehindDriver(Nanoseconds deadline, const Status& last) {
   Status ended;
-  driver_.WhileNobodyDrives([&](const Coordinator& coordinator) {
+  driver_.WhileNobodyDrives([&](const RankLoop& loop) {
     const double remaining = std::max<double>(0, static_cast<double>(deadline - Now()) / 1e9);
-    transport_->Close(coordinator.closed_cleanly(), remaining);
+    transport_->Close(loop.closed_cleanly(), remaining);
     ended = table_.closed();
     // Only now may the tensors go back to their owners: nothing moves any more.
     table_.Close(last);

@@ -35,7 +35,6 @@ class Context {
   const Counters& counters() const { return counters_; }
   const LatenessTable& lateness() const { return lateness_; }
   const TrafficTable& traffic() const { return traffic_; }
-  int64_t burst_bytes() const { return options_.burst_bytes; }
   // As JSON.
   std::string FlightRecord() const;
   Log& log() { return log_; }
@@ -51,13 +50,13 @@ class Context {
   Status AllocateOn(int device, size_t bytes, void** memory);
   Status ReadFrom(int device, void* stream, const void* from, size_t bytes, void* to);
   void Abort(const std::string& cause);
-  Suspects suspects() { return epoch_.coordinator().suspects(); }
+  Suspects suspects() { return epoch_.loop().suspects(); }
   void AskThrough(int pipe) {
     log_.AskThrough(pipe);
-    epoch_.coordinator().AskThrough(pipe);
+    epoch_.loop().AskThrough(pipe);
   }
   void LongPhase(double seconds);
-  void AwaitStateFrom(int first) { epoch_.coordinator().AwaitStateFrom(first); }
+  void AwaitStateFrom(int first) { epoch_.loop().AwaitStateFrom(first); }
   // Says goodbye, serves the others until all have or the time is over (shutdown_timeout_seconds), and ends.
   // Not ok if the world had failed: some rank may never come to its end.
   Status Close(double seconds);
@@ -77,8 +76,9 @@ class Context {
   TrafficTable traffic_;
   DeviceTable devices_;
   SubmissionTable table_;
+  const Books books_{options_, &table_, &counters_, &lateness_, &timeline_, &traffic_, &log_, &writer_};
   std::unique_ptr<Transport> transport_;
-  Epoch epoch_;  // its coordinator is the driver's; here only what any thread may call
+  Epoch epoch_;  // its loop is the driver's; here only what any thread may call
   ContextDriver driver_;
   Mutex close_mutex_;
   bool closed_ RT_GUARDED_BY(close_mutex_) = false;

@@ -12,6 +12,9 @@ namespace {
 
 constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
+// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
+// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
+constexpr Nanoseconds kGather = 1000 * kMicrosecond;
 
 constexpr Nanoseconds kShortestPoll = 20 * kMicrosecond, kLongestPoll = 500 * kMicrosecond;
 
@@ -38,18 +41,17 @@ Spinning SpinningFor(const Options& options, const World& world, bool waiter) {
 
 }  // namespace
 
-ContextDriver::ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table,
-                             Counters* counters, Timeline* timeline)
-    : options_(options),
+ContextDriver::ContextDriver(const Books& books, Progress& progress, Epoch* epoch)
+    : options_(books.options),
       progress_(progress),
       doorbell_(epoch->memory().doorbell(epoch->world().local_rank())),
       life_(epoch->memory().control().place(epoch->world().local_rank()).life),
-      table_(table),
-      counters_(counters),
-      timeline_(timeline),
-      of_waiters_(SpinningFor(options, epoch->world(), true)),
-      of_thread_(SpinningFor(options, epoch->world(), false)),
-      coordinator_(&epoch->coordinator()) {}
+      table_(books.table),
+      counters_(books.counters),
+      timeline_(books.timeline),
+      of_waiters_(SpinningFor(books.options, epoch->world(), true)),
+      of_thread_(SpinningFor(books.options, epoch->world(), false)),
+      loop_(&epoch->loop()) {}
 
 ContextDriver::~ContextDriver() {
   stop_.store(true);
@@ -66,7 +68,7 @@ Status ContextDriver::Start(int rank) {
 // ---- submitting and waiting ----
 
 void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
-  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= options_.burst_bytes;
+  urgent |= gathered_bytes_.fetch_add(bytes) + bytes >= kBurstBytes;
   std::atomic_thread_fence(std::memory_order_seq_cst);  // the news before the promise: see CancelPollPromise
   if (!urgent && !caller_waits && Now() < polls_by_.load(std::memory_order_relaxed)) return;
   gathered_bytes_.store(0);
@@ -75,10 +77,6 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
   else if (!caller_waits)
     WakeThread(urgent);
 }
-
-// Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
-// few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.
-Nanoseconds ContextDriver::gather() const { return options_.gather_microseconds * kMicrosecond; }
 
 void ContextDriver::Call() {
   doorbell_.Ring();
@@ -106,7 +104,7 @@ void ContextDriver::WaitOn(Handle& handle, Nanoseconds deadline) {
     }
     Drive([&] { return handle.done() || stop_.load(); }, deadline, &of_waiters_);
     CancelPollPromise();
-    const bool more = coordinator_->HasWork();
+    const bool more = loop_->HasWork();
     drive_mutex_.Unlock();
     timeline_->Flush();  // the context's thread may not do so for a second
     if (more) WakeThread(true);
@@ -122,8 +120,8 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
   Nanoseconds poll = kShortestPoll, look_until = 0;  // 0: the wait has not begun
   while (!finished()) {
     const bool news = table_->has_news();
-    if (coordinator_->Step()) {
-      if (news) polls_by_.store(Now() + 2 * gather(), std::memory_order_relaxed);
+    if (loop_->Step()) {
+      if (news) polls_by_.store(Now() + 2 * kGather, std::memory_order_relaxed);
       if (look_until > 0) spinning->Ended(true);
       poll = kShortestPoll;
       look_until = 0;
@@ -141,8 +139,8 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
     }
     if (look_until > 0) spinning->Ended(false);
     look_until = kLooked;
-    Nanoseconds until = std::min({deadline, coordinator_->next_timer(), now + kSecond});
-    if (coordinator_->MustPoll()) {
+    Nanoseconds until = std::min({deadline, loop_->next_timer(), now + kSecond});
+    if (loop_->MustPoll()) {
       until = std::min(until, now + poll);
       poll = std::min(poll * 2, kLongestPoll);
     }
@@ -152,7 +150,7 @@ void ContextDriver::Drive(Finished finished, Nanoseconds deadline, Spinning* spi
     else
       CancelPollPromise();
     const uint32_t ticket = doorbell_.PrepareSleep();
-    if (finished() || coordinator_->Step()) {
+    if (finished() || loop_->Step()) {
       doorbell_.CancelSleep();
       continue;
     }
@@ -174,13 +172,13 @@ void ContextDriver::RunThread() {
     Nanoseconds idle_period = 0;
     {
       MutexLock lock(drive_mutex_);
-      Coordinator& coordinator = driven();
-      coordinator.Step();
-      Drive([&] { return stop_.load() || !coordinator.HasWork(); }, kNever, &of_thread_);
+      RankLoop& loop = driven();
+      loop.Step();
+      Drive([&] { return stop_.load() || !loop.HasWork(); }, kNever, &of_thread_);
       timeline_->Flush();
       CancelPollPromise();
-      idle_period = coordinator.idle_period();
-      if (coordinator.HasWork()) continue;  // its submitter saw this thread drive, so it rang and did not wake
+      idle_period = loop.idle_period();
+      if (loop.HasWork()) continue;  // its submitter saw this thread drive, so it rang and did not wake
     }
     if (stop_.load()) break;
     FutexWait(&parked_, ticket, Now() + idle_period);
@@ -198,7 +196,7 @@ void ContextDriver::RunThread() {
 void ContextDriver::CoalesceSubmissions() {
   const uint32_t ticket = parked_.load(std::memory_order_acquire);
   if (!table_->has_news() || urgent_.exchange(false) || stop_.load()) return;
-  const Nanoseconds until = Now() + gather();
+  const Nanoseconds until = Now() + kGather;
   polls_by_.store(until, std::memory_order_relaxed);
   FutexWait(&parked_, ticket, until);
   if (driven_.load(std::memory_order_seq_cst))
@@ -237,18 +235,17 @@ void ContextDriver::EndThread() {
 // last frames. Nobody drives after it.
 void ContextDriver::Serve(Nanoseconds* deadline) {
   MutexLock lock(drive_mutex_);
-  Coordinator& coordinator = driven();
-  coordinator.HeedAbort();  // one just requested: the others must hear the cause, and no goodbye before it
+  RankLoop& loop = driven();
+  loop.HeedAbort();  // one just requested: the others must hear the cause, and no goodbye before it
   if (table_->closed().ok()) {
-    coordinator.SayGoodbye();
-    Drive([&] { return coordinator.ready_to_close() || !table_->closed().ok(); }, *deadline, &of_waiters_);
-    if (table_->closed().ok()) coordinator.GiveUpWaiting();
+    loop.SayGoodbye();
+    Drive([&] { return loop.ready_to_close() || !table_->closed().ok(); }, *deadline, &of_waiters_);
+    if (table_->closed().ok()) loop.GiveUpWaiting();
   }
   // After a long wait the delivery still gets this much time and no more.
   *deadline = std::min(*deadline, DeadlineAfter(options_.shutdown_timeout_seconds));
   if (table_->closed().ok())
-    Drive([&] { return !coordinator.HasWork() || !coordinator.MustPoll() || !table_->closed().ok(); }, *deadline,
-          &of_waiters_);
+    Drive([&] { return !loop.HasWork() || !loop.MustPoll() || !table_->closed().ok(); }, *deadline, &of_waiters_);
   progress_.SetDoorbell(nullptr);
 }
 

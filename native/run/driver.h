@@ -1,6 +1,6 @@
-// ContextDriver: who moves a rank's coordinator, when that thread sleeps, and who wakes it.
+// ContextDriver: who moves a rank's loop, when that thread sleeps, and who wakes it.
 //
-// The coordinator is moved by one thread at a time, the one that holds the drive mutex. A thread that waits for an
+// The loop is moved by one thread at a time, the one that holds the drive mutex. A thread that waits for an
 // operation drives if nobody does, which saves waking another one. Else the context's own thread drives; it parks while
 // nothing is pending here, and looks once in each idle period (a second at most).
 //
@@ -30,10 +30,12 @@
 
 namespace ringtrain {
 
+// Bytes of small operations that leave together: from so many on they wait no longer for others.
+constexpr int64_t kBurstBytes = 1 << 20;
+
 class ContextDriver {
  public:
-  ContextDriver(const Options& options, Progress& progress, Epoch* epoch, SubmissionTable* table, Counters* counters,
-                Timeline* timeline);
+  ContextDriver(const Books& books, Progress& progress, Epoch* epoch);
   ~ContextDriver();
   // Lets the wire ring, starts the context's thread, and returns when the rank's life sign has begun in it: a waiting
   // thread may drive from then on, and whatever it begins others must be able to see end.
@@ -42,7 +44,7 @@ class ContextDriver {
   // News of `bytes` is in the submission table: has it taken, at once or by whoever has promised to poll soon.
   // urgent: it shall not wait for others to come along. caller_waits: Wait follows at once.
   void OnNews(bool caller_waits, bool urgent, int64_t bytes);
-  // Something else than news asks for a step of the coordinator: it is driven at once.
+  // Something else than news asks for a step of the loop: it is driven at once.
   void Call();
   // Returns when the operation is done or the deadline has passed; drives meanwhile if nobody else does.
   void Wait(Handle& handle, Nanoseconds deadline);
@@ -55,7 +57,7 @@ class ContextDriver {
   template <typename Action>
   void WhileNobodyDrives(const Action& action) {
     MutexLock lock(drive_mutex_);
-    action(*coordinator_);
+    action(*loop_);
   }
 
  private:
@@ -64,11 +66,10 @@ class ContextDriver {
   // Drives until `finished()` or the deadline.
   template <typename Finished>
   void Drive(Finished finished, Nanoseconds deadline, Spinning* spinning) RT_REQUIRES(drive_mutex_);
-  Coordinator& driven() RT_REQUIRES(drive_mutex_) { return *coordinator_; }
+  RankLoop& driven() RT_REQUIRES(drive_mutex_) { return *loop_; }
   void Serve(Nanoseconds* deadline);
   void EndThread();
   void CoalesceSubmissions();
-  Nanoseconds gather() const;
   void CancelPollPromise();
   void WakeThread(bool urgent);
 
@@ -83,7 +84,7 @@ class ContextDriver {
   Mutex drive_mutex_;  // held by whoever drives
   Spinning of_waiters_ RT_GUARDED_BY(drive_mutex_);
   Spinning of_thread_ RT_GUARDED_BY(drive_mutex_);
-  Coordinator* const coordinator_ RT_PT_GUARDED_BY(drive_mutex_);
+  RankLoop* const loop_ RT_PT_GUARDED_BY(drive_mutex_);
   std::atomic<bool> driven_{false};         // somebody drives, perhaps asleep on the doorbell
   std::atomic<uint32_t> parked_{0};         // futex of the context's thread; changes when there is work for it
   std::atomic<bool> urgent_{false};         // the thread was woken for something that must not wait

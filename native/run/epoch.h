@@ -1,5 +1,5 @@
 // Epoch: all that belongs to one world and ends with it: the world itself, its memory on this host, its process sets,
-// and the coordinator with everything below it. A world is a value that never changes; another one, under another
+// and the loop with everything below it. A world is a value that never changes; another one, under another
 // number, is another Epoch over the same wire, tables and threads, which the context keeps (context.h).
 //
 // So whoever keeps a reference to a World, or to a part of its memory, lies in here, or is made anew together with it.
@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-#include "run/coordinator.h"
+#include "run/rank_loop.h"
 #include "transport/host_memory.h"
 #include "transport/world.h"
 #include "world/process_sets.h"
@@ -18,26 +18,24 @@ namespace ringtrain {
 
 class Epoch {
  public:
-  Epoch(World world, std::unique_ptr<HostMemory> memory, const Options& options, Wire& wire, const Progress& progress,
-        SubmissionTable* table, Counters* counters, LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic,
-        Log* log, Writer* writer)
+  // books: stay valid as long as it is there.
+  Epoch(World world, std::unique_ptr<HostMemory> memory, const Books& books, Transport& transport)
       : world_(std::move(world)),
         memory_(std::move(memory)),
-        coordinator_(world_, options, wire, progress, memory_.get(), table, &residuals_, &process_sets_, counters,
-                     lateness, timeline, traffic, log, writer) {}
+        loop_(world_, books, transport, memory_.get(), &residuals_, &process_sets_) {}
 
   const World& world() const { return world_; }
   HostMemory& memory() const { return *memory_; }
   const ProcessSetTable& process_sets() const { return process_sets_; }
   Residuals& residuals() { return residuals_; }
-  Coordinator& coordinator() { return coordinator_; }
+  RankLoop& loop() { return loop_; }
 
  private:
   const World world_;
   const std::unique_ptr<HostMemory> memory_;
   ProcessSetTable process_sets_;
   Residuals residuals_;
-  Coordinator coordinator_;
+  RankLoop loop_;
 };
 
 }  // namespace ringtrain

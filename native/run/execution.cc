@@ -45,28 +45,17 @@ double LinkShare(Operation operation, int members) {
   return row.layout == Layout::kWhole ? 2 * others : others;
 }
 
-template <typename Element>
-void AddScaledTo(Element* sum, const Element* input, const float* more, size_t count, Element factor) {
-  for (size_t i = 0; i < count; ++i) sum[i] = input[i] + static_cast<Element>(more[i]) * factor;
-}
-
-// sum[i] = input[i] + more[i] * factor, of the dtypes that codecs with feedback know. Addresses as malloc gives them.
-void AddScaled(DType dtype, char* sum, const char* input, const float* more, size_t count, double factor) {
-  if (dtype == DType::kFloat64)
-    AddScaledTo(reinterpret_cast<double*>(sum), reinterpret_cast<const double*>(input), more, count, factor);
-  else
-    AddScaledTo(reinterpret_cast<float*>(sum), reinterpret_cast<const float*>(input), more, count,
-                static_cast<float>(factor));
-}
-
 }  // namespace
 
-Execution::Execution(const Books& books, Group* group, effect::Execute execute)
-    : books_(books),
+Execution::Execution(const World& world, const Books& books, Residuals* residuals, Group* group,
+                     effect::Execute execute)
+    : world_(world),
+      books_(books),
       group_(group),
       responses_(std::move(execute.responses)),
       joined_(std::move(execute.joined)),
-      agreed_(Now()) {
+      agreed_(Now()),
+      feedback_(*group, residuals, books.log) {
   lacks_.resize(responses_.size());
   for (const Response& response : responses_) {
     submissions_.push_back(joined_[me()] ? nullptr : books_.table->Find(group_->process_set, response.request.name));
@@ -115,9 +104,8 @@ Status Execution::Advance(bool* moved) {
 
 // An operation's error, with where it came about.
 std::string Execution::OnDevice(const std::string& text) const {
-  const World& world = books_.world;
-  return Subject() + ": " + text + " This is rank " + std::to_string(world.rank) + " on " +
-         world.host_names[world.rank] + ", " + device_->Text() + ".";
+  return Subject() + ": " + text + " This is rank " + std::to_string(world_.rank) + " on " +
+         world_.host_names[world_.rank] + ", " + device_->Text() + ".";
 }
 
 Status Execution::AdvanceTasks(bool* moved) {
@@ -141,7 +129,7 @@ void Execution::Number(uint64_t* agreed) {
 
 void Execution::Finish(Nanoseconds* counted_until) {
   enqueued_ = Now();
-  for (const Rounded& each : residuals_) books_.residuals->Turn(each.residual, each.divisor, each.paid);
+  feedback_.Turn();
   for (const DeviceTask* task : device_tasks_)
     if (task->completion() != nullptr)
       completion_ = task->completion();  // all are on one stream: the last comes after the others
@@ -233,7 +221,7 @@ Status Execution::AddOperation(size_t index) {
       tensor.output = scratch_.data();
     }
     Batch& batch = BatchFor(response, place);
-    if (batch.codec->form().feedback) AddResidual(request, place, batch, &tensor);
+    if (batch.codec->form().feedback) feedback_.Add(request, place, batch, Counts(batch), &tensor);
     batch.tensors.push_back(std::move(tensor));
   }
   if (submission != nullptr && Exchanges(request))
@@ -241,35 +229,10 @@ Status Execution::AddOperation(size_t index) {
   return {};
 }
 
-// On one host nothing is rounded, but what was lost on several may be owed.
-void Execution::AddResidual(const Request& request, size_t place, const Batch& batch, BatchTensor* tensor) {
-  const auto elements = static_cast<size_t>(request.tensors[place].elements());
-  Residual* const residual = group_->topology.host_count() > 1
-                                 ? books_.residuals->Of(group_->process_set, request.name, place, elements)
-                                 : books_.residuals->Find(group_->process_set, request.name, place, elements);
-  if (residual == nullptr) return;
-  if (books_.residuals->HasForgotten())
-    books_.log->Warning(
-        request.Subject() +
-        ": compressed operations must have names that come again, since what rounding "
-        "loses is kept for each, but so many came once that the oldest were forgotten. Leave numbers of "
-        "steps out of the names.");
-  tensor->residual = residual;
-  residuals_.push_back({residual, batch.scaling.divisor, PayDebt(batch, *residual, tensor)});
-}
-
-// Adds what this rank owes to its input, so that it comes out of the sum as that part of the result. False if it stays:
-// on a rank that contributes nothing, and for tensors on GPUs.
-bool Execution::PayDebt(const Batch& batch, const Residual& residual, BatchTensor* tensor) {
-  const float* const debt = residual.Debt();
-  if (debt == nullptr) return true;
-  const double weight = batch.scaling.prescale * (batch.weights.empty() ? 1.0 : batch.weights[me()]);
-  if (tensor->input == nullptr || device_ != nullptr || weight == 0.0) return false;
-  with_debt_.push_back(std::make_unique<char[]>(tensor->bytes));
-  AddScaled(batch.dtype, with_debt_.back().get(), tensor->input, debt, residual.elements(),
-            batch.scaling.divisor / weight);
-  tensor->input = with_debt_.back().get();
-  return true;
+// By what this rank's input is multiplied in a sum of floats; 0 on a GPU, where nothing is added to it before.
+double Execution::Counts(const Batch& batch) const {
+  if (device_ != nullptr) return 0.0;
+  return batch.scaling.prescale * (batch.weights.empty() ? 1.0 : batch.weights[me()]);
 }
 
 // Whether the data plane can do without this rank's output, so that the others get theirs. Messages of an alltoall

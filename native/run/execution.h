@@ -8,33 +8,17 @@
 #include <vector>
 
 #include "agree/negotiator.h"
-#include "base/counters.h"
-#include "base/log.h"
-#include "base/options.h"
 #include "collectives/group.h"
 #include "gpu/plane.h"
-#include "observe/timeline.h"
-#include "observe/traffic.h"
-#include "run/submission.h"
+#include "run/books.h"
+#include "run/error_feedback.h"
 #include "transport/world.h"
 
 namespace ringtrain {
 
-// What every execution of a context reads and writes besides its group.
-struct Books {
-  const Options& options;
-  SubmissionTable* const table;
-  Residuals* const residuals;
-  Log* const log;
-  Counters* const counters;
-  Timeline* const timeline;
-  TrafficTable* const traffic;
-  const World& world;
-};
-
 class Execution : public StageObserver {
  public:
-  Execution(const Books& books, Group* group, effect::Execute execute);
+  Execution(const World& world, const Books& books, Residuals* residuals, Group* group, effect::Execute execute);
 
   // The GPUs of the members, -1 for one that has joined; empty for host memory.
   const std::vector<int64_t>& devices() const { return responses_[0].devices; }
@@ -72,12 +56,6 @@ class Execution : public StageObserver {
   struct Observed {
     Span stages[kStageCount];
   };
-  struct Rounded {
-    Residual* residual;
-    double divisor;
-    bool paid;  // there was no debt, or it is in the input
-  };
-
   int members() const { return group_->topology.member_count(); }
   int me() const { return group_->topology.me; }
 
@@ -88,8 +66,7 @@ class Execution : public StageObserver {
   int64_t Rows(const Response& response, const BatchTensor& tensor) const;
   Status ProvideOutput(const Response& response, size_t index, const BatchTensor& tensor, Submission* submission);
   bool CanDrop(const Request& request) const;
-  void AddResidual(const Request& request, size_t place, const Batch& batch, BatchTensor* tensor);
-  bool PayDebt(const Batch& batch, const Residual& residual, BatchTensor* tensor);
+  double Counts(const Batch& batch) const;
   Status MakeTasks(Plane* plane);
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
@@ -99,6 +76,7 @@ class Execution : public StageObserver {
   int64_t MovedBytes(const Submission& submission) const;
   void WriteSpans(const Submission& submission, const Observed& observed);
 
+  const World& world_;
   const Books& books_;
   Group* const group_;
   const std::vector<Response> responses_;
@@ -107,10 +85,9 @@ class Execution : public StageObserver {
   std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
   std::vector<Status> lacks_;                             // by response: why this rank has no output
   std::shared_ptr<Device> device_;
-  Status refusal_;                                  // why the plane carries none of it out
-  std::vector<Rounded> residuals_;                  // of the tensors that have one
-  std::vector<std::unique_ptr<char[]>> with_debt_;  // inputs
-  std::vector<Batch> batches_;                      // until the tasks are made
+  Status refusal_;  // why the plane carries none of it out
+  ErrorFeedback feedback_;
+  std::vector<Batch> batches_;  // until the tasks are made
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are
   std::shared_ptr<DeviceEvent> completion_;

@@ -15,15 +15,8 @@ constexpr size_t kOverlap = 2;
 
 }  // namespace
 
-Executor::Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
-                   Residuals* residuals, Counters* counters, Timeline* timeline, TrafficTable* traffic, Log* log)
-    : world_(world),
-      options_(options),
-      wire_(wire),
-      memory_(memory),
-      counters_(counters),
-      log_(log),
-      books_{options, table, residuals, log, counters, timeline, traffic, world} {}
+Executor::Executor(const World& world, const Books& books, Wire& wire, HostMemory* memory, Residuals* residuals)
+    : world_(world), books_(books), wire_(wire), memory_(memory), residuals_(residuals) {}
 
 Executor::~Executor() { Plane::AbortCommunicators(Planes()); }
 
@@ -32,10 +25,10 @@ void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>
   Group& group = lane.group;
   group.process_set = process_set;
   group.lane = lane_number;
-  group.topology = TopologyFor(world_, options_, members);
-  group.geometry = GeometryFor(group.topology, options_);
+  group.topology = TopologyFor(world_, books_.options, members);
+  group.geometry = GeometryFor(group.topology, books_.options);
   group.wire = &wire_;
-  group.counters = counters_;
+  group.counters = books_.counters;
   for (int member : group.topology.locals())
     if (member != group.topology.me)
       group.peers.push_back(&memory_->doorbell(world_.local_rank_of[group.RankOf(member)]));
@@ -47,7 +40,7 @@ void Executor::RemoveGroup(int process_set) {
   const Topology& topology = lane->second.group.topology;
   if (lane->second.group.window.mapped() && topology.local_count() > 1) memory_->UnmapWindow(process_set);
   lanes_.erase(lane);
-  books_.residuals->Forget(process_set);
+  residuals_->Forget(process_set);
 }
 
 Status Executor::MapWindow(Lane* lane) {
@@ -69,7 +62,7 @@ Status Executor::MapWindow(Lane* lane) {
 Status Executor::Start(int process_set, effect::Execute execute) {
   Lane& lane = lanes_.at(process_set);
   if (!lane.group.window.mapped()) RT_TRY(MapWindow(&lane));
-  lane.executions.push_back(std::make_unique<Execution>(books_, &lane.group, std::move(execute)));
+  lane.executions.push_back(std::make_unique<Execution>(world_, books_, residuals_, &lane.group, std::move(execute)));
   lane.executions.back()->Number(&lane.agreed);
   ++under_way_;
   if (!lane.executions.back()->devices().empty()) ++on_devices_;
@@ -91,8 +84,8 @@ Status Executor::PrepareInOrder(Lane* lane) {
 Plane* Executor::PlaneOf(const Execution& execution, Lane* lane) {
   std::unique_ptr<Plane>& plane = lane->planes[execution.devices()];
   if (plane == nullptr)
-    plane = std::make_unique<Plane>(options_, &lane->group, execution.devices(), execution.device(), world_,
-                                    &lane->launches, log_);
+    plane = std::make_unique<Plane>(books_.options, &lane->group, MemberGpus{execution.devices(), execution.device()},
+                                    world_, &lane->launches, books_.log);
   return plane.get();
 }
 

@@ -8,9 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "base/counters.h"
-#include "base/log.h"
-#include "base/options.h"
 #include "run/execution.h"
 #include "transport/world.h"
 
@@ -18,8 +15,7 @@ namespace ringtrain {
 
 class Executor {
  public:
-  Executor(const World& world, const Options& options, Wire& wire, HostMemory* memory, SubmissionTable* table,
-           Residuals* residuals, Counters* counters, Timeline* timeline, TrafficTable* traffic, Log* log);
+  Executor(const World& world, const Books& books, Wire& wire, HostMemory* memory, Residuals* residuals);
   ~Executor();
 
   void AddGroup(int process_set, int lane, const std::vector<int>& members);
@@ -61,12 +57,10 @@ class Executor {
   static void TakeEnded(Lane* lane);
 
   const World& world_;
-  const Options& options_;
+  const Books& books_;
   Wire& wire_;
   HostMemory* const memory_;
-  Counters* const counters_;
-  Log* const log_;
-  const Books books_;
+  Residuals* const residuals_;
   std::map<int, Lane> lanes_;  // by process set
   int under_way_ = 0;
   int on_devices_ = 0;  // of those under way

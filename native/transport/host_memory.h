@@ -8,6 +8,7 @@
 #define RINGTRAIN_TRANSPORT_HOST_MEMORY_H_
 
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -44,6 +45,16 @@ struct AbortNotice {
   static constexpr int kNone = 0, kWriting = 1, kSet = 2;
   std::atomic<uint32_t> state;
   char text[1020];
+
+  // False if another one was there before.
+  bool Write(const char* words) {
+    uint32_t before = kNone;
+    if (!state.compare_exchange_strong(before, kWriting)) return false;
+    std::strncpy(text, words, sizeof text - 1);
+    state.store(kSet, std::memory_order_release);
+    return true;
+  }
+  bool written() const { return state.load(std::memory_order_acquire) == kSet; }
 };
 
 struct alignas(64) HostControl {

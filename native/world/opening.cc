@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "base/bytes.h"
+#include "base/clock.h"
 #include "base/digest.h"
 #include "base/ranks.h"
 #include "world/placement.h"

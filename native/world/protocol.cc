@@ -271,7 +271,7 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.fanout = fanout_;
   options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets;
   for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
-  Negotiator& negotiator = negotiators_.emplace(process_set, Negotiator(std::move(options))).first->second;
+  Negotiator& negotiator = negotiators_.emplace(process_set, std::move(options)).first->second;
   for (int member : negotiator.members_here()) watched_[process_set].push_back(members[static_cast<size_t>(member)]);
   auto early = early_frames_.find(process_set);
   if (early == early_frames_.end()) return;

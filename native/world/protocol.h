@@ -2,7 +2,7 @@
 // goodbyes, who is dead, and the end. negotiator.h tells how operations are agreed on; here is everything that a rank
 // has to know beside that.
 //
-// Time and events go in by calls, which append what follows to *effects. The coordinator (coordinator.h) carries the
+// Time and events go in by calls, which append what follows to *effects. RankLoop (run/rank_loop.h) carries the
 // effects out in a process, a simulated rank in tests/simulation. So the code that runs in thousands of simulated
 // worlds is the code that runs in a job.
 #ifndef RINGTRAIN_WORLD_PROTOCOL_H_

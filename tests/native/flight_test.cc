@@ -13,6 +13,7 @@
 #include "check.h"
 #include "observe/flight_record.h"
 #include "observe/traffic.h"
+#include "run/submission.h"
 
 using namespace ringtrain;
 

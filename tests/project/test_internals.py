@@ -140,7 +140,7 @@ def test_names_are_those_of_the_code(page: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", [
-    "`agree/no_such_file.cc`", "`native/no_such_folder/`", "`Coordinator::NoSuchStep`", "`Coordinator::Step` (`agree/match.cc`)",
+    "`agree/no_such_file.cc`", "`native/no_such_folder/`", "`RankLoop::NoSuchStep`", "`RankLoop::Step` (`agree/match.cc`)",
     "`no_such_name` in\n`agree/match.cc`",
 ])  # fmt: skip
 def test_a_name_that_is_not_there_is_found(planted: str) -> None:

@@ -8,7 +8,7 @@ namespace ringtrain {
 namespace simulation {
 namespace {
 
-constexpr int kMaxFrames = 64;  // taken in one step, as in coordinator.cc
+constexpr int kMaxFrames = 64;  // taken in one step, as in rank_loop.cc
 constexpr Nanoseconds kShutdownTimeout = 5 * kSecond;
 
 bool BlocksItsCaller(Operation operation) {
@@ -182,7 +182,7 @@ std::string SimulatedRank::Whereabouts() const {
   return text;
 }
 
-// ---- the driver, as Coordinator::Step ----
+// ---- the driver, as RankLoop::Step ----
 
 void SimulatedRank::Receive(int from, std::string bytes) {
   if (ended()) return;
@@ -280,7 +280,7 @@ void SimulatedRank::TakeMail() {
   if (!mail_.empty()) surroundings_->CallStep(rank_, 0);
 }
 
-// As Coordinator::LookAtPromises.
+// As RankLoop::LookAtPromises.
 void SimulatedRank::LookAtPromises() {
   if (protocol_.aborted()) return;
   protocol_.ForEachWatched([&](int set, const std::vector<int>& ranks) {

@@ -1,5 +1,5 @@
 // SimulatedRank: one process of a simulated world. Its protocol is the real one; this does what the protocol decides,
-// as coordinator.cc and submission.cc do in a process: mail and submissions are taken step by step, batches are run,
+// as rank_loop.cc and submission.cc do in a process: mail and submissions are taken step by step, batches are run,
 // signs of life are given and seen. Its program is the rank's part of the plan.
 #ifndef RINGTRAIN_TESTS_SIMULATION_RANK_H_
 #define RINGTRAIN_TESTS_SIMULATION_RANK_H_
@@ -104,7 +104,7 @@ class SimulatedRank {
   void EndBatches();
   void TryToClose();
 
-  // ---- what the protocol decides, as Coordinator::CarryOut ----
+  // ---- what the protocol decides, as RankLoop::CarryOut ----
   void CarryOut();
   void CarryOut(rank_effect::Send& send);
   void CarryOut(rank_effect::Start& start);

@@ -1,5 +1,5 @@
 // SimulatedRank: a process of an elastic job: the product's Membership, Steps and Samples, and for each epoch a world,
-// driven as ringtrain/_bootstrap/membership.py and ringtrain/elastic/transaction.py drive them; and a program that
+// driven as ringtrain/_bootstrap/member.py and ringtrain/elastic/transaction.py drive them; and a program that
 // trains.
 #ifndef RINGTRAIN_TESTS_SIMULATION_ELASTIC_RANK_H_
 #define RINGTRAIN_TESTS_SIMULATION_ELASTIC_RANK_H_

@@ -79,7 +79,7 @@ Uids SimulatedWorld::UidsOf(const std::vector<int>& ranks) const {
 
 Uids SimulatedWorld::Silent() const { return UidsOf(protocol_->Silent(surroundings_->now())); }
 
-// As Coordinator::suspects.
+// As Suspicions::Of.
 Uids SimulatedWorld::unheard() const {
   const bool wakes = !ended_ && looked_at_ != kNever && protocol_->IsMissed(surroundings_->now() - looked_at_);
   return wakes ? Uids{process_.uid} : unheard_;

@@ -8,7 +8,7 @@
 // The model. A frame from one host to another arrives --between-us after it has left, one within a host --within-us
 // after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken,
 // one after the other, and a host's link carries --gbit each way. A rank takes what lies in its mail 64 frames at a
-// time, as coordinator.cc does. The time that the protocol's code takes is measured while it runs here and passes in
+// time, as rank_loop.cc does. The time that the protocol's code takes is measured while it runs here and passes in
 // the simulated world too, unless --without-code, which makes a run reproducible. Tensors take no time: only agreement
 // is looked at. With --schedule auto the steady steps run by a schedule: what a rank promises is seen --within-us later
 // by those of its host whom it rings, without a frame.
@@ -186,7 +186,7 @@ Cost Network::RunStep(const std::vector<Request>& requests) {
   return cost_;
 }
 
-// As Coordinator::Step: what has been submitted, the mail, and what follows from both.
+// As RankLoop::Step: what has been submitted, the mail, and what follows from both.
 void Network::Step(int number) {
   world_.rank = number;
   Rank& rank = ranks_[static_cast<size_t>(number)];

@@ -1,7 +1,5 @@
-#include "run/coordinator.h"
+#include "run/rank_loop.h"
 
-#include <signal.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,34 +13,25 @@ namespace {
 // MPI moves data only inside its calls, so a rank between hosts stays awake this long after its last work.
 constexpr Nanoseconds kLinger = 10 * INT64_C(1000000);
 
-// With a request for stacks: on a busy machine Python needs a while for it, and faulthandler beside running threads may
-// crash.
-constexpr Nanoseconds kPatience = 5 * INT64_C(1000000000);
 constexpr int kMaxFrames = 64;  // taken in one step
-constexpr Nanoseconds kStallPeriod = INT64_C(500000000);
 
 }  // namespace
 
-Coordinator::Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress,
-                         HostMemory* memory, SubmissionTable* table, Residuals* residuals,
-                         ProcessSetTable* process_sets, Counters* counters, LatenessTable* lateness, Timeline* timeline,
-                         TrafficTable* traffic, Log* log, Writer* writer)
+RankLoop::RankLoop(const World& world, const Books& books, Transport& transport, HostMemory* memory,
+                   Residuals* residuals, ProcessSetTable* process_sets)
     : world_(world),
-      options_(options),
-      wire_(wire),
-      progress_(progress),
+      books_(books),
+      wire_(transport),
+      progress_(transport),
       memory_(memory),
-      table_(table),
+      table_(books.table),
       process_sets_(process_sets),
-      counters_(counters),
-      lateness_(lateness),
-      log_(log),
-      writer_(writer),
-      flight_file_(options, world.rank),
-      mail_(wire, memory, world.my_host()),
+      flight_recorder_(world, *process_sets, books),
+      stack_requests_(world.rank, books.options.stack_signal, books.writer),
+      mail_(transport, memory, world.my_host()),
       board_(world, memory),
-      executor_(world, options, wire, memory, table, residuals, counters, timeline, traffic, log),
-      protocol_(world, options),
+      executor_(world, books, transport, memory, residuals),
+      protocol_(world, books.options),
       no_memory_(Status::Internal(
           "rank " + std::to_string(world.rank) +
           ": its memory must suffice for the operations under way, but has run out. Start fewer ranks on its "
@@ -51,11 +40,11 @@ Coordinator::Coordinator(const World& world, const Options& options, Wire& wire,
   CarryOut();
 }
 
-Coordinator::~Coordinator() = default;
+RankLoop::~RankLoop() = default;
 
 // Nobody above a driver could take an exception: it would end the process without a word.
 template <typename Action>
-void Coordinator::Guarded(Action action) {
+void RankLoop::Guarded(Action action) {
   try {
     action();
   } catch (const std::bad_alloc&) {
@@ -63,13 +52,13 @@ void Coordinator::Guarded(Action action) {
   }
 }
 
-bool Coordinator::Step() {
+bool RankLoop::Step() {
   bool moved = true;
   Guarded([&] { moved = TryStep(); });
   return moved;
 }
 
-void Coordinator::EndForLackOfMemory() {
+void RankLoop::EndForLackOfMemory() {
   effects_.clear();
   carried_out_.clear();  // one of them has thrown
   bool told = false;
@@ -86,13 +75,13 @@ void Coordinator::EndForLackOfMemory() {
 
 // What takes no memory: the ranks of this host read why, and this rank's operations fail. Those of other hosts lose a
 // rank that does not beat any more.
-void Coordinator::EndHere() {
+void RankLoop::EndHere() {
   try {
     protocol_.Abort(no_memory_, &effects_);
   } catch (const std::bad_alloc&) {  // it knows already
   }
   effects_.clear();
-  WriteNotice(no_memory_.message().c_str());
+  notice().Write(no_memory_.message().c_str());
   try {
     wire_.Abandon();
     executor_.Abandon(no_memory_);
@@ -105,12 +94,12 @@ void Coordinator::EndHere() {
   table_->Close(no_memory_);
 }
 
-bool Coordinator::TryStep() {
+bool RankLoop::TryStep() {
   bool moved = false;
   HeedAbort();
   LookForTheDead();
-  InsistOnStacks();
-  RecordStall();
+  stack_requests_.Insist();
+  if (!protocol_.aborted()) flight_recorder_.LookForStalls();
   CheckLongPhase();
   TakeSubmissions(&moved);
   LookAtPromises(&moved);
@@ -121,7 +110,7 @@ bool Coordinator::TryStep() {
   return moved;
 }
 
-void Coordinator::TakeSubmissions(bool* moved) {
+void RankLoop::TakeSubmissions(bool* moved) {
   SubmissionTable::News news;
   if (!table_->TakeNews(&news)) return;
   *moved = true;
@@ -140,7 +129,7 @@ void Coordinator::TakeSubmissions(bool* moved) {
 }
 
 // Of the other ranks of this host, in process sets that run by a schedule.
-void Coordinator::LookAtPromises(bool* moved) {
+void RankLoop::LookAtPromises(bool* moved) {
   if (protocol_.aborted()) return;
   protocol_.ForEachWatched(
       [&](int process_set, const std::vector<int>& ranks) { *moved |= board_.Look(process_set, ranks); });
@@ -149,7 +138,7 @@ void Coordinator::LookAtPromises(bool* moved) {
 }
 
 // False if there may be more.
-bool Coordinator::ReceiveMail(bool* moved) {
+bool RankLoop::ReceiveMail(bool* moved) {
   if (!TakeMail(moved)) return false;
   bool all = true;
   LostPeer lost;
@@ -162,7 +151,7 @@ bool Coordinator::ReceiveMail(bool* moved) {
 }
 
 // False if there may be more.
-bool Coordinator::TakeMail(bool* moved) {
+bool RankLoop::TakeMail(bool* moved) {
   for (int count = 0; count < kMaxFrames; ++count) {
     int from;
     std::string bytes;
@@ -178,7 +167,7 @@ bool Coordinator::TakeMail(bool* moved) {
     }
     *moved |= frame.type != FrameType::kBeat;  // which is no reason to stay awake
     if (frame.epoch != world_.epoch)
-      counters_->Add(Counter::kStaleFrames, 1);
+      books_.counters->Add(Counter::kStaleFrames, 1);
     else
       protocol_.Arrived(Now(), from, std::move(frame), &effects_);
     CarryOut();
@@ -186,7 +175,7 @@ bool Coordinator::TakeMail(bool* moved) {
   return false;
 }
 
-void Coordinator::AdvanceBatches(bool* moved) {
+void RankLoop::AdvanceBatches(bool* moved) {
   if (!executor_.busy() || protocol_.aborted()) return;  // after an abort the tensors belong to their owners again
   std::vector<int> finished;
   const Status status = executor_.Advance(moved, &finished);
@@ -196,46 +185,30 @@ void Coordinator::AdvanceBatches(bool* moved) {
   if (!status.ok()) Abort(status);
 }
 
-void Coordinator::AwaitLastWords() {
+void RankLoop::AwaitLastWords() {
   if (!protocol_.awaits_last_words()) return;
   protocol_.MailTaken(Now(), &effects_);
   CarryOut();
 }
 
-void Coordinator::CheckLongPhase() {
+void RankLoop::CheckLongPhase() {
   if (long_phase_.load(std::memory_order_relaxed) < 0)
     return;  // each step looks: an exchange costs as much as the rest of it
   protocol_.LongPhase(Now(), long_phase_.exchange(-1, std::memory_order_acquire), &effects_);
   CarryOut();
 }
 
-void Coordinator::LookForTheDead() {
+void RankLoop::LookForTheDead() {
   const Nanoseconds now = Now();
   if (now < protocol_.next_look()) return;
   const bool ran = !protocol_.aborted();
   protocol_.AwaitStateFrom(joins_from_.load(std::memory_order_relaxed));
   protocol_.Look(now, Signs(), &effects_);
-  if (ran) NoteSilent(now);
+  if (ran) suspicions_.Looked(protocol_, now);
   CarryOut();
 }
 
-// The launcher may stop this world at any moment, for what another rank has found before this one.
-void Coordinator::NoteSilent(Nanoseconds now) {
-  MutexLock lock(request_mutex_);
-  suspects_.unheard = protocol_.Unheard(now);
-  looked_at_ = now;
-  if (protocol_.aborted()) suspects_.silent = protocol_.Silent(now);
-}
-
-Suspects Coordinator::suspects() {
-  MutexLock lock(request_mutex_);
-  Suspects found = suspects_;
-  // It wakes just now: its driver has not looked yet.
-  if (looked_at_ != kNever && protocol_.IsMissed(Now() - looked_at_)) found.unheard = {world_.rank};
-  return found;
-}
-
-SignsOfLife Coordinator::Signs() const {
+SignsOfLife RankLoop::Signs() const {
   SignsOfLife signs(world_.host_of.size());
   for (int rank = 0; rank < world_.size; ++rank) signs[rank].count = wire_.arrivals(rank);
   for (int rank : world_.my_host()) signs[rank] = {life(rank).left(), Died(rank), life(rank).beats()};
@@ -243,18 +216,18 @@ SignsOfLife Coordinator::Signs() const {
 }
 
 // Of a process that has ended it is settled whether its rank had left.
-bool Coordinator::Died(int rank) const {
+bool RankLoop::Died(int rank) const {
   return life(rank).Died() || (memory_->HasEnded(world_.local_rank_of[rank]) && !life(rank).left());
 }
 
-bool Coordinator::Tick() {
+bool RankLoop::Tick() {
   RemoveProcessSets();
   const bool moved = protocol_.Tick(Now(), &effects_);
   CarryOut();
   return moved;
 }
 
-void Coordinator::RemoveProcessSets() {
+void RankLoop::RemoveProcessSets() {
   for (int process_set : std::exchange(removals_, {})) {
     if (executor_.busy(process_set)) {
       removals_.push_back(process_set);
@@ -269,7 +242,7 @@ void Coordinator::RemoveProcessSets() {
 
 // ---- what the protocol decides ----
 
-void Coordinator::CarryOut() {
+void RankLoop::CarryOut() {
   while (!effects_.empty()) {
     carried_out_.swap(effects_);  // what follows comes into the other list
     for (RankEffect& effect : carried_out_) std::visit([&](auto& what) { CarryOut(what); }, effect);
@@ -278,15 +251,15 @@ void Coordinator::CarryOut() {
   }
 }
 
-void Coordinator::CarryOut(rank_effect::Start& start) {
+void RankLoop::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
-  if (start.batch.scheduled) counters_->Add(Counter::kScheduledBatches, 1);
+  if (start.batch.scheduled) books_.counters->Add(Counter::kScheduledBatches, 1);
   const Status status = executor_.Start(start.process_set, std::move(start.batch));
   if (!status.ok()) protocol_.Abort(status, &effects_);
 }
 
 // Written before it looks: of two ranks that do so at the same time one at least sees both.
-void Coordinator::CarryOut(rank_effect::Promise& promise) {
+void RankLoop::CarryOut(rank_effect::Promise& promise) {
   if (!protocol_.Knows(promise.process_set)) return;  // it has gone since
   board_.Write(promise.process_set, promise.sign);
   protocol_.ForEachWatched([&](int process_set, const std::vector<int>& ranks) {
@@ -295,88 +268,53 @@ void Coordinator::CarryOut(rank_effect::Promise& promise) {
   for (int process_set : board_.TakeChanged()) protocol_.Seen(Now(), process_set, board_.seen(process_set), &effects_);
 }
 
-void Coordinator::CarryOut(rank_effect::Finish& finish) {
+void RankLoop::CarryOut(rank_effect::Finish& finish) {
   const Response& response = finish.control.responses[0];
   const auto submission = table_->Find(finish.process_set, response.request.name);
   if (submission == nullptr) return;
   submission->handle->result = response.result;
-  counters_->Add(Counter::kOperations, 1);
+  books_.counters->Add(Counter::kOperations, 1);
   table_->Finish(submission, Status());
 }
 
-void Coordinator::CarryOut(rank_effect::Fail& fail) {
-  if (!fail.missing.empty()) {
-    MutexLock lock(request_mutex_);
-    suspects_.missing = fail.missing;
-  }
+void RankLoop::CarryOut(rank_effect::Fail& fail) {
+  if (!fail.missing.empty()) suspicions_.Missing(fail.missing);
   if (auto submission = table_->Find(fail.process_set, fail.name)) table_->Finish(submission, fail.status);
 }
 
-void Coordinator::CarryOut(rank_effect::Count& count) {
-  counters_->Add(Counter::kCacheHits, count.count.hits);
-  counters_->Add(Counter::kCacheMisses, count.count.misses);
-  if (!count.count.late.empty()) lateness_->Add(count.count.late);
+void RankLoop::CarryOut(rank_effect::Count& count) {
+  books_.counters->Add(Counter::kCacheHits, count.count.hits);
+  books_.counters->Add(Counter::kCacheMisses, count.count.misses);
+  if (!count.count.late.empty()) books_.lateness->Add(count.count.late);
 }
 
-void Coordinator::CarryOut(rank_effect::AddProcessSet& added) {
+void RankLoop::CarryOut(rank_effect::AddProcessSet& added) {
   const int lane = process_sets_->Add(added.process_set, added.members);
   board_.Add(added.process_set, lane);
   if (std::binary_search(added.members.begin(), added.members.end(), world_.rank))
     executor_.AddGroup(added.process_set, lane, added.members);
 }
 
-void Coordinator::CarryOut(rank_effect::End& end) {
-  {
-    MutexLock lock(request_mutex_);
-    looked_at_ = kNever;  // nor will it look again
-  }
-  std::string record = FlightRecord(end.cause.message());  // while what is pending is so
+void RankLoop::CarryOut(rank_effect::End& end) {
+  suspicions_.LooksNoMore();
+  std::string record = flight_recorder_.Take(end.cause.message());  // while what is pending is so
   wire_.Abandon();
   executor_.Abandon(end.cause);
   table_->Close(end.cause);
-  LeaveFlightRecord(std::move(record));
+  flight_recorder_.Leave(std::move(record));
 }
 
-void Coordinator::CarryOut(rank_effect::ShowStacks& show) {
-  LeaveFlightRecord(FlightRecord("the other ranks wait for " + show.awaited + "."));
-  ShowStacks(show.awaited);
+void RankLoop::CarryOut(rank_effect::ShowStacks& show) {
+  flight_recorder_.Leave(flight_recorder_.Take("the other ranks wait for " + show.awaited + "."));
+  stack_requests_.Ask(show.awaited);
 }
 
-// ---- the flight record ----
-
-// "" if none is wanted.
-std::string Coordinator::FlightRecord(const std::string& because) const {
-  if (!flight_file_.wanted()) return "";
-  try {
-    return FlightRecordText(world_, process_sets_->All(), table_->Flown(), because);
-  } catch (const std::bad_alloc&) {  // the end is more important
-    return "";
-  }
-}
-
-void Coordinator::LeaveFlightRecord(std::string record) {
-  if (!record.empty()) flight_file_.Write(std::move(record), writer_, log_);
-}
-
-// Each rank that waits does so by its own clock: the coordinator tells those alone that are waited for.
-void Coordinator::RecordStall() {
-  if (!flight_file_.wanted() || protocol_.aborted()) return;
-  const Nanoseconds now = Now();
-  if (now < looks_for_stalls_) return;
-  looks_for_stalls_ = now + kStallPeriod;
-  const std::shared_ptr<Submission> oldest = table_->Oldest();
-  if (oldest == nullptr || oldest->number == stalled_ || oldest->request.operation == Operation::kJoin) return;
-  if (static_cast<double>(now - oldest->submitted) / 1e9 < options_.stall_warning_seconds) return;
-  stalled_ = oldest->number;
-  LeaveFlightRecord(FlightRecord(oldest->request.Subject() + " has waited for stall_warning_seconds."));
-}
-
-void Coordinator::SendFrame(int rank, Frame frame) {
+void RankLoop::SendFrame(int rank, Frame frame) {
   frame.epoch = world_.epoch;
   std::string bytes = frame.Encode();
   if (rank != world_.rank && frame.type != FrameType::kBeat) {
-    counters_->Add(Counter::kFramesSent, 1);
-    counters_->Add(Counter::kFrameBytesSent, static_cast<int64_t>(bytes.size()));
+    books_.counters->Add(Counter::kFramesSent, 1);
+    books_.counters->Add(Counter::kFrameBytesSent, static_cast<int64_t>(bytes.size()));
   }
   Status status = mail_.Send(rank, std::move(bytes));
   if (!status.ok() && frame.type != FrameType::kAbort) protocol_.Abort(status, &effects_);
@@ -384,20 +322,20 @@ void Coordinator::SendFrame(int rank, Frame frame) {
 
 // ---- what the driver asks ----
 
-bool Coordinator::HasWork() const {
+bool RankLoop::HasWork() const {
   if (protocol_.aborted()) return protocol_.awaits_last_words();
   if (table_->has_news() || executor_.busy() || mail_.Busy() || protocol_.pending()) return true;
   return MustPoll() && (progress_.Busy() || Now() - last_active_ < kLinger);
 }
 
-bool Coordinator::MustPoll() const {
+bool RankLoop::MustPoll() const {
   if (mail_.Busy() || executor_.MustPoll()) return true;
   return !progress_.RingsDoorbell() && (world_.hosts.size() > 1 || progress_.Busy());
 }
 
 // ---- the end ----
 
-void Coordinator::SayGoodbye() {
+void RankLoop::SayGoodbye() {
   Guarded([&] {
     bool moved = false;
     TakeSubmissions(&moved);
@@ -406,11 +344,11 @@ void Coordinator::SayGoodbye() {
   });
 }
 
-void Coordinator::GiveUpWaiting() {
+void RankLoop::GiveUpWaiting() {
   Guarded([&] { LeaveOthers(); });
 }
 
-void Coordinator::LeaveOthers() {
+void RankLoop::LeaveOthers() {
   if (closed_cleanly() && !executor_.busy()) return;
   if (executor_.busy())
     return Abort(
@@ -422,83 +360,27 @@ void Coordinator::LeaveOthers() {
   CarryOut();
 }
 
-void Coordinator::Abort(const Status& last) {
+void RankLoop::Abort(const Status& last) {
   protocol_.Abort(last, &effects_);
   CarryOut();
 }
 
-std::string Coordinator::RequestedCause() {
-  MutexLock lock(request_mutex_);
-  return requested_cause_;
-}
-
-void Coordinator::RequestAbort(const std::string& cause) {
-  MutexLock lock(request_mutex_);
-  if (abort_requested_.load(std::memory_order_relaxed)) return;
-  try {
-    requested_cause_ = cause;
-  } catch (const std::bad_alloc&) {  // it ends without
-  }
-  abort_requested_.store(true, std::memory_order_release);
-}
-
-// Whoever reads stderr may have stopped reading.
-void Coordinator::ShowStacks(const std::string& awaited) {
-  const int pipe = requests_pipe_.load();
-  if (pipe < 0 || options_.stack_signal == 0) return;
-  const std::string text = "ringtrain: the other ranks wait for " + awaited + ", which rank " +
-                           std::to_string(world_.rank) + " has not submitted. Its Python is here:\n";
-  const auto show = [text, pipe, insist_at = insist_on_stacks_at_] {
-    if (write(STDERR_FILENO, text.data(), text.size()) >= 0 && write(pipe, "s", 1) == 1)
-      insist_at->store(Now() + kPatience);
-    return std::string();
-  };
-  writer_->Do("stacks for " + awaited, show, [](const std::string&) {});
-}
-
-// A signal's handler needs no lock of the interpreter, which a busy thread may keep. Without a handler it would end the
-// process.
-void Coordinator::InsistOnStacks() {
-  const Nanoseconds at = insist_on_stacks_at_->load(std::memory_order_relaxed);
-  if (at == kNever || Now() < at) return;
-  insist_on_stacks_at_->store(kNever);
-  int unread = 0;
-  if (ioctl(requests_pipe_.load(), FIONREAD, &unread) != 0 || unread == 0) return;
-  struct sigaction action;
-  const int number = static_cast<int>(options_.stack_signal);
-  if (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
-    kill(getpid(), number);
-}
-
-void Coordinator::HeedAbort() {
+void RankLoop::HeedAbort() {
   Guarded([&] { HeedWhatAsksForAnEnd(); });
 }
 
-void Coordinator::HeedWhatAsksForAnEnd() {
+void RankLoop::HeedWhatAsksForAnEnd() {
   if (protocol_.aborted() && !protocol_.awaits_last_words()) return;
-  AbortNotice& notice = memory_->control().abort;
-  if (notice.state.load(std::memory_order_acquire) == AbortNotice::kSet) {
-    protocol_.HearEnd(Status::PeerLost(notice.text), &effects_);
+  if (notice().written()) {
+    protocol_.HearEnd(Status::PeerLost(notice().text), &effects_);
     CarryOut();
   }
-  if (abort_requested_.load(std::memory_order_acquire)) Abort(Status::PeerLost(RequestedCause()));
+  if (abort_request_.made()) Abort(Status::PeerLost(abort_request_.cause()));
 }
 
-Status Coordinator::NoteCause(const Status& cause) {
-  if (WriteNotice(cause.message().c_str())) return cause;
-  const AbortNotice& notice = memory_->control().abort;
-  // Who was writing may have died of it.
-  return notice.state.load(std::memory_order_acquire) == AbortNotice::kSet ? Status::PeerLost(notice.text) : cause;
-}
-
-// False if another one was there before.
-bool Coordinator::WriteNotice(const char* words) {
-  AbortNotice& notice = memory_->control().abort;
-  uint32_t state = AbortNotice::kNone;
-  if (!notice.state.compare_exchange_strong(state, AbortNotice::kWriting)) return false;
-  std::strncpy(notice.text, words, sizeof notice.text - 1);
-  notice.state.store(AbortNotice::kSet, std::memory_order_release);
-  return true;
+Status RankLoop::NoteCause(const Status& cause) {
+  if (notice().Write(cause.message().c_str())) return cause;
+  return notice().written() ? Status::PeerLost(notice().text) : cause;  // who was writing may have died of it
 }
 
 }  // namespace ringtrain

@@ -1,45 +1,35 @@
-// Coordinator: one rank's side of the work, step by step. Read this file's .cc first: Step shows the way of a tensor in
+// RankLoop: one rank's side of the work, step by step. Read this file's .cc first: Step shows the way of a tensor in
 // order.
 //
 // Whoever drives the context calls it, one thread at a time (driver.h). It owns the mail, the executor and the
 // protocol; it decides nothing itself, but carries out what the protocol decides.
-#ifndef RINGTRAIN_RUN_COORDINATOR_H_
-#define RINGTRAIN_RUN_COORDINATOR_H_
+#ifndef RINGTRAIN_RUN_RANK_LOOP_H_
+#define RINGTRAIN_RUN_RANK_LOOP_H_
 
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/log.h"
-#include "base/mutex.h"
-#include "base/writer.h"
-#include "observe/flight_record.h"
+#include "run/abort_request.h"
+#include "run/books.h"
 #include "run/executor.h"
+#include "run/flight_recorder.h"
 #include "run/promise_board.h"
-#include "run/submission.h"
+#include "run/stack_requests.h"
+#include "run/suspicions.h"
 #include "transport/mail.h"
-#include "transport/progress.h"
-#include "transport/wire.h"
+#include "transport/transport.h"
 #include "world/process_sets.h"
 #include "world/protocol.h"
 
 namespace ringtrain {
 
-// Ranks with which this one finds fault; another host by its lowest rank, which speaks for it.
-struct Suspects {
-  std::vector<int> silent;  // it has found the world to have ended by their silence
-  std::vector<int>
-      unheard;  // it had not heard them for half of that bound when it looked last; itself, if it was stopped
-  std::vector<int> missing;  // an operation has waited for them until it was given up
-};
-
-class Coordinator {
+class RankLoop {
  public:
-  Coordinator(const World& world, const Options& options, Wire& wire, const Progress& progress, HostMemory* memory,
-              SubmissionTable* table, Residuals* residuals, ProcessSetTable* process_sets, Counters* counters,
-              LatenessTable* lateness, Timeline* timeline, TrafficTable* traffic, Log* log, Writer* writer);
-  ~Coordinator();
+  RankLoop(const World& world, const Books& books, Transport& transport, HostMemory* memory, Residuals* residuals,
+           ProcessSetTable* process_sets);
+  ~RankLoop();
 
   // Does what can be done without waiting. True if anything moved.
   bool Step();
@@ -63,7 +53,7 @@ class Coordinator {
   // Ends the world on all ranks with this cause, unless it has ended already. The driver's thread; any other calls
   // RequestAbort.
   void Abort(const Status& last);
-  void RequestAbort(const std::string& cause);
+  void RequestAbort(const std::string& cause) { abort_request_.Make(cause); }
   // Ends this rank's part if this rank or another of its host has asked for an abort; the driver's thread. Step does so
   // first.
   void HeedAbort();
@@ -72,8 +62,8 @@ class Coordinator {
   const Status& no_memory() const { return no_memory_; }
 
   // Where to ask for what a stall needs of this process's Python (rt_ask_through); any thread.
-  void AskThrough(int pipe) { requests_pipe_.store(pipe); }
-  Suspects suspects();  // any thread
+  void AskThrough(int pipe) { stack_requests_.AskThrough(pipe); }
+  Suspects suspects() const { return suspicions_.Of(world_.rank, protocol_); }  // any thread
   // Nobody shall expect this rank for that long. Any thread; the driver passes it on.
   void RequestLongPhase(Nanoseconds duration) { long_phase_.store(duration, std::memory_order_release); }
   // Ranks from this one on take the state over. Any thread; what looks for the dead passes it on.
@@ -87,7 +77,6 @@ class Coordinator {
   void EndHere();
   void HeedWhatAsksForAnEnd();
   void LeaveOthers();
-  bool WriteNotice(const char* words);
   void TakeSubmissions(bool* moved);
   void LookAtPromises(bool* moved);
   bool ReceiveMail(bool* moved);
@@ -95,21 +84,14 @@ class Coordinator {
   void AwaitLastWords();
   void AdvanceBatches(bool* moved);
   void CheckLongPhase();
-  void InsistOnStacks();
-  std::string RequestedCause();
 
   SignsOfLife Signs() const;
   bool Died(int rank) const;
   void LookForTheDead();
-  void NoteSilent(Nanoseconds now);
   bool Tick();
   void RemoveProcessSets();
-  void RecordStall();
-  std::string FlightRecord(const std::string& because) const;
-  void LeaveFlightRecord(std::string record);
   void SendFrame(int rank, Frame frame);
   Status NoteCause(const Status& cause);
-  void ShowStacks(const std::string& awaited);
 
   // ---- what the protocol decides ----
   // In order; what follows from one of the effects comes behind those that were decided before. So the functions for
@@ -122,30 +104,26 @@ class Coordinator {
   void CarryOut(rank_effect::Fail& fail);
   void CarryOut(rank_effect::AddProcessSet& added);
   void CarryOut(rank_effect::RemoveProcessSet& removed) { removals_.push_back(removed.process_set); }
-  void CarryOut(rank_effect::Warn& warn) { log_->Warning(warn.text); }
+  void CarryOut(rank_effect::Warn& warn) { books_.log->Warning(warn.text); }
   void CarryOut(rank_effect::Count& count);
   void CarryOut(rank_effect::ShowStacks& show);
   void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
   void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
   void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
   void CarryOut(rank_effect::End& end);
+  AbortNotice& notice() const { return memory_->control().abort; }
   LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
 
   const World& world_;
-  const Options& options_;
+  const Books& books_;
   Wire& wire_;
   const Progress& progress_;
   HostMemory* const memory_;
   SubmissionTable* const table_;
   ProcessSetTable* const process_sets_;
-  Counters* const counters_;
-  LatenessTable* const lateness_;
-  Log* const log_;
-  Writer* const writer_;
 
-  const FlightFile flight_file_;
-  Nanoseconds looks_for_stalls_ = 0;  // next
-  uint64_t stalled_ = 0;              // number of the operation whose stall was written down last
+  FlightRecorder flight_recorder_;
+  StackRequests stack_requests_;
   Mail mail_;
   PromiseBoard board_;
   Executor executor_;
@@ -156,17 +134,11 @@ class Coordinator {
   std::vector<int> removals_;  // process sets that go as soon as none of their batches is under way
   Nanoseconds last_active_ = 0;
 
-  Mutex request_mutex_;
-  std::atomic<bool> abort_requested_{false};
-  std::string requested_cause_ RT_GUARDED_BY(request_mutex_);
-  Suspects suspects_ RT_GUARDED_BY(request_mutex_);
-  Nanoseconds looked_at_ RT_GUARDED_BY(request_mutex_) = kNever;  // last, while the world runs
+  AbortRequest abort_request_;
+  Suspicions suspicions_;
   std::atomic<int> joins_from_{INT32_MAX};
   std::atomic<Nanoseconds> long_phase_{-1};  // asked for and not passed on yet
-  std::atomic<int> requests_pipe_{-1};
-  using Time = std::atomic<Nanoseconds>;
-  const std::shared_ptr<Time> insist_on_stacks_at_ = std::make_shared<Time>(kNever);  // the writer's, too
 };
 
 }  // namespace ringtrain
-#endif  // RINGTRAIN_RUN_COORDINATOR_H_
+#endif  // RINGTRAIN_RUN_RANK_LOOP_H_
