@@ -19,42 +19,11 @@ constexpr int kPartOfWarning = 4;
 
 // ---- its beginning ----
 
-void Negotiator::NoteRepetition(const Verdict& verdict) {
-  std::vector<ResponseCache::Id> ids;
-  for (const Agreed& agreed : verdict.batch)
-    if (agreed.cached) ids.push_back(agreed.id);
-  if (ids.size() == verdict.batch.size() && verdict.joined.empty())
-    repetition_.Note(ids);
-  else
-    repetition_.Forget();
-}
-
-// What waits for members that will not come, or for an answer, is settled first.
-bool Negotiator::MayBeginSchedule() const {
-  if (schedule_ || !repetition_.found() || member_count() == 1) return false;
-  const auto asked = [](int count) { return count > 0; };
-  if (!ready_to_run_.empty() || !undelivered_failures_.empty() || joined_.size() + left_.size() > 0 ||
-      std::any_of(unanswered_.begin(), unanswered_.end(), asked))
-    return false;
-  std::vector<ResponseCache::Id> ids;
-  for (const auto& batch : repetition_.cycle()) ids.insert(ids.end(), batch.begin(), batch.end());
-  std::sort(ids.begin(), ids.end());
-  const auto known = [&](ResponseCache::Id id) { return cache_.Find(id) != nullptr; };
-  const auto belongs = [&](const std::string& name) {
-    return std::binary_search(ids.begin(), ids.end(), cache_.IdOf(name));
-  };
-  return std::all_of(ids.begin(), ids.end(), known) && std::all_of(order_.begin(), order_.end(), belongs);
-}
-
 void Negotiator::ProposeSchedule(Nanoseconds now, Effects* effects) {
-  Frame frame = MakeFrame(FrameType::kSchedule);
+  Frame frame = options_.MakeFrame(FrameType::kSchedule);
   frame.schedule = newest_schedule_ + 1;
-  frame.cycle = repetition_.cycle();
-  entries_.clear();  // the members have it all
-  order_.clear();
-  unanswered_.assign(options_.members.size(),
-                     1);  // until each has come back from it: what it says besides comes behind
-  SendToOthers(frame, effects);
+  frame.cycle = arbiter_->TakeCycle();
+  arbiter_->SendToOthers(frame, effects);
   BeginSchedule(now, frame, effects);
 }
 
@@ -111,7 +80,8 @@ void Negotiator::On(Nanoseconds now, const event::Seen& event, Effects* effects)
 
 void Negotiator::HearPromise(Nanoseconds now, int member, const Frame& frame, Effects* effects) {
   const uint64_t before = promises_.agreed();
-  promises_.Hear(now, member, frame.schedule, frame.count, std::min(frame.last, member_count() - 1), frame.gap);
+  promises_.Hear(now, member, frame.schedule, frame.count, std::min(frame.last, options_.member_count() - 1),
+                 frame.gap);
   if (!schedule_) return;
   PassPromises(effects);
   if (promises_.agreed() > before) StartAgreed(now, promises_.agreed(), effects);
@@ -147,11 +117,12 @@ void Negotiator::StartScheduled(Nanoseconds now, Effects* effects) {
     auto mine = mine_.find(response.request.name);
     if (!mine->second.counted) ++hits_;
     mine_.erase(mine);
-    if (coordinates()) NoteLast(last.member, std::max<Nanoseconds>(last.at - last.before, 0), response.request.name);
+    if (arbiter_)
+      arbiter_->NoteLast(last.member, std::max<Nanoseconds>(last.at - last.before, 0), response.request.name);
     execute.responses.push_back(response);
     cache_.Touch(id);
   }
-  if (coordinates()) ++batches_under_way_;
+  if (arbiter_) arbiter_->BatchStarted();
   if (hits_ + misses_ > 0) effects->emplace_back(effect::Count{std::exchange(hits_, 0), std::exchange(misses_, 0), {}});
   effects->emplace_back(std::move(execute));
 }
@@ -161,13 +132,13 @@ void Negotiator::StartScheduled(Nanoseconds now, Effects* effects) {
 void Negotiator::Deviate(Nanoseconds now, Effects* effects) {
   if (schedule_->frozen()) return;
   schedule_->Freeze();
-  if (coordinates()) return NoteHalted(now, options_.me, schedule_->promised(), effects);
+  if (arbiter_) return NoteHalted(now, options_.me, schedule_->promised(), effects);
   effects->emplace_back(effect::Send{0, MakeScheduleFrame(FrameType::kHalt, schedule_->promised())});
 }
 
 void Negotiator::HearHalt(Nanoseconds now, int member, const Frame& frame, Effects* effects) {
   if (!schedule_ || frame.schedule != schedule_->number()) return;
-  if (coordinates())
+  if (arbiter_)
     NoteHalted(now, member, frame.count, effects);
   else
     Deviate(now, effects);
@@ -179,7 +150,7 @@ void Negotiator::NoteHalted(Nanoseconds now, int member, uint64_t promised, Effe
   halted_.resize(options_.members.size());
   halted_[static_cast<size_t>(member)] = promised;
   if (first) {
-    SendToOthers(MakeScheduleFrame(FrameType::kHalt, 0), effects);
+    arbiter_->SendToOthers(MakeScheduleFrame(FrameType::kHalt, 0), effects);
     Deviate(now, effects);
   }
   uint64_t least = promised;
@@ -192,9 +163,9 @@ void Negotiator::NoteHalted(Nanoseconds now, int member, uint64_t promised, Effe
 
 void Negotiator::EndOnAll(Nanoseconds now, uint64_t batches, Effects* effects) {
   const Frame frame = MakeScheduleFrame(FrameType::kHalted, batches);
-  SendToOthers(frame, effects);
+  arbiter_->SendToOthers(frame, effects);
   halted_.clear();
-  repetition_.Ended(batches);
+  arbiter_->ScheduleEnded(batches);
   EndSchedule(now, frame, effects);
 }
 
@@ -217,14 +188,14 @@ void Negotiator::EndSchedule(Nanoseconds now, const Frame& frame, Effects* effec
 // What it has not promised by now it never will; what it has is done, so no member has promised less.
 void Negotiator::On(Nanoseconds now, const event::GivesUp&, Effects* effects) {
   if (!schedule_) return;
-  if (coordinates())
+  if (arbiter_)
     EndOnAll(now, schedule_->promised(), effects);
   else
     Deviate(now, effects);
 }
 
 Frame Negotiator::MakeScheduleFrame(FrameType type, uint64_t count) const {
-  Frame frame = MakeFrame(type);
+  Frame frame = options_.MakeFrame(type);
   frame.schedule = schedule_->number();
   frame.count = count;
   return frame;

@@ -41,6 +41,8 @@ from priority import give_way
 PROTOCOL = [
     "base/decimal.cc",
     "collectives/rows.cc",
+    "agree/arbiter.cc",
+    "agree/entry.cc",
     "agree/frame.cc",
     "agree/fusion.cc",
     "world/liveness.cc",
@@ -53,10 +55,17 @@ PROTOCOL = [
     "agree/response_cache.cc",
     "agree/schedule.cc",
     "agree/stall_watch.cc",
+    "agree/undelivered.cc",
     "tables/tables.cc",
 ]
 # What decides in an elastic job.
-ELASTIC = ["elastic/authority.cc", "elastic/control.cc", "elastic/membership.cc", "elastic/samples.cc", "elastic/step.cc"]
+ELASTIC = [
+    "elastic/authority.cc",
+    "elastic/control.cc",
+    "elastic/membership.cc",
+    "elastic/samples.cc",
+    "elastic/step.cc",
+]
 
 
 class Simulator(NamedTuple):

@@ -24,7 +24,8 @@ class Mutant(NamedTuple):
 
 
 AGREE, WORLD = "native/agree/", "native/world/"
-NEGOTIATOR, MATCH, FUSION = AGREE + "negotiator.cc", AGREE + "match.cc", AGREE + "fusion.cc"
+NEGOTIATOR, ARBITER, UNDELIVERED = AGREE + "negotiator.cc", AGREE + "arbiter.cc", AGREE + "undelivered.cc"
+MATCH, FUSION = AGREE + "match.cc", AGREE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = AGREE + "request.cc", WORLD + "liveness.cc", WORLD + "protocol.cc"
 STALLS = AGREE + "stall_watch.cc"
 SCHEDULE, PROMISES, SCHEDULED = AGREE + "schedule.cc", AGREE + "promises.cc", AGREE + "negotiator_schedule.cc"
@@ -32,80 +33,84 @@ MUTANTS = [
     # Who has to be there
     Mutant(
         "a goodbye overtakes what was asked for again",
-        NEGOTIATOR,
-        "unanswered_[event.member] > 0 && !event.gone",
+        ARBITER,
+        "unanswered_[member] > 0 && !gone",
         "false",
     ),
     Mutant(
         "any join counts for all members",
-        NEGOTIATOR,
+        ARBITER,
         "found->second.present.has(member) || joined_.has(member)",
         "found->second.present.has(member) || joined_.has(0)",
     ),
     Mutant(
         "who has joined is counted as missing",
-        NEGOTIATOR,
+        ARBITER,
         "member_count() - found->second.present.size() > joined_.size()",
         "member_count() > found->second.present.size()",
     ),
-    Mutant("ready with one member missing", NEGOTIATOR, "      waits = true;", "      waits = member > 0;"),
-    Mutant("a member that left is waited for", NEGOTIATOR, "  left_.Add(event.member);", ";"),
+    Mutant("ready with one member missing", ARBITER, "      waits = true;", "      waits = member > 0;"),
+    Mutant("a member that left is waited for", ARBITER, "  left_.Add(member);", ";"),
     Mutant(
         "a goodbye does not end what waits for it",
-        NEGOTIATOR,
-        "    CompleteAll(effects);\n    FailHopelessJoin(effects);",
-        "    FailHopelessJoin(effects);",
+        ARBITER,
+        "  CompleteAll(effects);\n  FailHopelessJoin(effects);",
+        "  FailHopelessJoin(effects);",
     ),
     Mutant("a coordinator that is gone is still written to", NEGOTIATOR, "    coordinator_gone_ = true;", ";"),
     # Joins
     Mutant(
         "a join overtakes what was asked for again",
-        NEGOTIATOR,
+        ARBITER,
         "!held_joins_[member].name.empty() && answered",
         "!held_joins_[member].name.empty()",
     ),
     Mutant(
         "joined members stay joined",
-        NEGOTIATOR,
+        ARBITER,
         "  ready_to_run_.push_back(std::move(ready));\n  joined_.Clear();",
         "ready_to_run_.push_back(std::move(ready));",
     ),
-    Mutant("a join leaves waiting operations alone", NEGOTIATOR, "\n  CompleteAll(effects);", ";"),
-    Mutant("a join keeps what the member is owed", NEGOTIATOR, "  CancelOwed(member);", ";"),
+    Mutant(
+        "a join leaves waiting operations alone",
+        ARBITER,
+        "  undelivered_.Cancel(member);\n  CompleteAll(effects);",
+        "  undelivered_.Cancel(member);",
+    ),
+    Mutant("a join keeps what the member is owed", ARBITER, "  undelivered_.Cancel(member);", ";"),
     Mutant(
         "joined members are listed off by one",
-        NEGOTIATOR,
+        ARBITER,
         "if (!entry.present.has(member)) ready.joined.push_back(member);",
         "if (!entry.present.has(member)) ready.joined.push_back(member > 0 ? member - 1 : 0);",
     ),
-    Mutant(
-        "batches mix different joined members", NEGOTIATOR, "if (ready.joined != ready_to_run_[0].joined) break;", ";"
-    ),
+    Mutant("batches mix different joined members", ARBITER, "if (ready.joined != ready_to_run_[0].joined) break;", ";"),
     Mutant(
         "a joined root sends nothing", MATCH, "members[member] == first.root && requests[member] == nullptr", "false"
     ),
     # Errors
     Mutant(
         "late members do not hear of a failure",
-        NEGOTIATOR,
-        "undelivered_failures_[entry.name].emplace_back(member, failure);",
+        ARBITER,
+        "undelivered_.Add(entry.name, member, failure);",
         ";",
     ),
     Mutant(
         "the refusing member is told of its own refusal",
-        NEGOTIATOR,
+        ARBITER,
         "entry.refused != member && !joined_.has(member)",
         "!joined_.has(member)",
     ),
     Mutant(
         "an error is not told to the coordinator's own rank",
-        NEGOTIATOR,
-        "  if (member == options_.me)\n    Apply(frame, effects);\n  else\n    effects->push_back(effect::Send{member, std::move(frame)});",
+        ARBITER,
+        "  if (member == options_.me)\n    own_->Hear(frame, effects);\n  else\n"
+        "    effects->push_back(effect::Send{member, std::move(frame)});",
         "if (member != options_.me) effects->push_back(effect::Send{member, std::move(frame)});",
     ),
     Mutant(
         "the newest failure is told first",
-        NEGOTIATOR,
+        UNDELIVERED,
         "*failure = std::move(found->second);",
         "*failure = members.back().second;",
     ),
@@ -128,16 +133,16 @@ MUTANTS = [
         "groups[group].second.push_back(static_cast<int>(member));",
     ),
     # The response cache
-    Mutant("an unknown id is dropped", NEGOTIATOR, "      unknown->push_back(id);", ";"),
+    Mutant("an unknown id is dropped", ARBITER, "      unknown->push_back(id);", ";"),
     Mutant(
         "an id stands for another request",
         NEGOTIATOR,
-        "!cache_.Find(id)->IsOf(options_.me, member_count(), request)",
+        "!cache_.Find(id)->IsOf(options_.me, options_.member_count(), request)",
         "false",
     ),
     Mutant(
         "what joined members left out is cached",
-        NEGOTIATOR,
+        ARBITER,
         "ready.joined.empty() && response.request.cacheable",
         "response.request.cacheable",
     ),
@@ -147,12 +152,10 @@ MUTANTS = [
         "if (agreed.cached) cache_.Touch(agreed.id);",
         "if (agreed.cached && coordinates()) cache_.Touch(agreed.id);",
     ),
-    Mutant(
-        "an id is given twice", NEGOTIATOR, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"
-    ),
+    Mutant("an id is given twice", ARBITER, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"),
     Mutant(
         "an evicted response is named by its id",
-        NEGOTIATOR,
+        ARBITER,
         "agreed.cached && cache_.Find(agreed.id) == nullptr",
         "false",
     ),
@@ -163,17 +166,22 @@ MUTANTS = [
         ";",
     ),
     Mutant("rows of another member", REQUEST, "rows.data() + rows.size() / members * member", "rows.data()"),
-    Mutant("all are told of one member's exchange", NEGOTIATOR, "differs ? FrameFor(member, frame) : frame", "frame"),
+    Mutant(
+        "all are told of one member's exchange",
+        ARBITER,
+        "differs ? FrameFor(member, member_count(), frame) : frame",
+        "frame",
+    ),
     # Batches
     Mutant(
         "a finished batch frees no place",
         NEGOTIATOR,
-        "if (coordinates()) --batches_under_way_;",
-        "if (coordinates() && next_id_ % 5 != 0) --batches_under_way_;",
+        "if (arbiter_) arbiter_->BatchFinished();",
+        "if (arbiter_ && ready_frames_ % 5 != 0) arbiter_->BatchFinished();",
     ),
     Mutant(
         "any number of batches is under way",
-        NEGOTIATOR,
+        ARBITER,
         "!ready_to_run_.empty() && batches_under_way_ < kMaxBatches",
         "!ready_to_run_.empty()",
     ),
@@ -184,7 +192,7 @@ MUTANTS = [
     Mutant("averages of other weights share a batch", FUSION, "one.name##s != other.name##s", "false"),
     Mutant(
         "the last member hears of no batch",
-        NEGOTIATOR,
+        ARBITER,
         "member != options_.me",
         "member != options_.me && (next_id_ % 3 != 0 || member + 1 < member_count())",
     ),
@@ -203,12 +211,17 @@ MUTANTS = [
     ),
     Mutant(
         "a stall names the wrong ranks",
-        NEGOTIATOR,
+        ARBITER,
         "if (IsMissing(entry, member)) ranks.push_back(options_.members[member]);",
         "if (IsMissing(entry, member)) ranks.push_back(member);",
     ),
-    Mutant("the coordinator sets no timer", NEGOTIATOR, "!coordinates() || order_.empty()", "true"),
-    Mutant("process sets share an id", NEGOTIATOR, "next_process_set_++", "1 + next_process_set_++ % 2"),
+    Mutant(
+        "the coordinator sets no timer",
+        NEGOTIATOR,
+        "return arbiter_ ? arbiter_->next_timer() : kNever;",
+        "return kNever;",
+    ),
+    Mutant("process sets share an id", ARBITER, "next_process_set_++", "1 + next_process_set_++ % 2"),
     # Long phases
     Mutant(
         "a long phase is not told to the coordinator",
