@@ -343,7 +343,7 @@ class Context:
         self._counted[counter] += amount
 
     def burst_bytes(self) -> int:
-        """Option ``burst_bytes``."""
+        """Of small operations that nobody waits for: from so many on they leave."""
         return lib.rt_burst_bytes(self.native)
 
     def abort(self, cause: str) -> None:

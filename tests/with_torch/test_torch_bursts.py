@@ -1,4 +1,4 @@
-"""Small gradients leave together, by option burst_bytes."""
+"""Small gradients leave together."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import ringtrain.torch as hvd
+from ringtrain._runtime.context import Context
 from ringtrain.testing import World
 from ringtrain.torch import exchange
 from ringtrain.torch.bursts import Bursts
@@ -30,7 +31,7 @@ def train(rank, steps):
 
 
 @pytest.mark.parametrize(("burst_bytes", "times"), [(1, 8), (1 << 30, 1)])
-def test_bursts_have_the_size_of_the_option(burst_bytes, times, monkeypatch):
+def test_bursts_have_the_size_that_the_core_says(burst_bytes, times, monkeypatch):
     """Of four weights and four biases each leaves at once, or all of them when the pass ends."""
     left = []
     leave = Bursts.leave
@@ -38,6 +39,7 @@ def test_bursts_have_the_size_of_the_option(burst_bytes, times, monkeypatch):
     monkeypatch.setattr(
         Bursts, "leave", lambda bursts, **how: (left.append(len(bursts._gathered)), leave(bursts, **how))[1]
     )
-    with World(2, burst_bytes=burst_bytes) as world:
+    monkeypatch.setattr(Context, "burst_bytes", lambda context: burst_bytes)
+    with World(2) as world:
         world.run(train, 1)
     assert len([gathered for gathered in left if gathered > 0]) == 2 * times
