@@ -12,7 +12,8 @@ import pytest
 from environments import python_with
 
 from ringtrain.bench import hosts
-from ringtrain.launch.doctor import advise, floor_seconds, modes, report
+from ringtrain.launch.doctor_advice import advise, floor_seconds, modes
+from ringtrain.launch.doctor_report import report
 from ringtrain.launch.examine import interfaces_in_use, part_to_measure
 from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
 
