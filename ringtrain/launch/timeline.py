@@ -12,6 +12,7 @@ from ringtrain.launch.report.findings import Link, find
 from ringtrain.launch.report.page import page
 from ringtrain.launch.report.reading import read
 from ringtrain.launch.report.steps import steps_of
+from ringtrain.launch.report.verdicts import verdicts
 
 
 @click.group()
@@ -45,7 +46,7 @@ def report(traces: tuple[Path, ...], output: Path, link_gbit: float | None, host
         _write(output, text)
     except (OSError, ValueError) as problem:
         raise click.ClickException(str(problem)) from None
-    click.echo("\n".join(found.verdicts))
+    click.echo("\n".join(verdicts(found)))
     click.echo(f"{output}: {found.steps} steps of {found.ranks} ranks")
 
 

@@ -20,8 +20,8 @@ from ringtrain._runtime import flights, inquiries, statistics
 from ringtrain._runtime.flights import FlightRecord, placed
 from ringtrain._runtime.statistics import Stats, bytes_text
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch.report.findings import number_text, time_text
 from ringtrain.launch.report.steps import length, numbered, union
+from ringtrain.launch.report.verdicts import number_text, time_text
 
 SECONDS_TO_ANSWER = 5.0  # a program that keeps the GIL to itself answers late
 SECONDS_TO_END = 2.0  # of a process that has closed its world
@@ -171,14 +171,14 @@ def answer_of(text: bytes, at: float) -> Answer:
     if "flight_record" not in told:
         raise NoWorldError("it has no world open in which it is rank 0")
     return Answer(
-        at,
-        told["rank"],
-        told["size"],
-        told["hosts"],
-        told["program"],
-        statistics.from_lines(told["lateness"], told["counters"], told["traffic"]),
-        flights.parse(told["flight_record"], "rank 0"),
-        Stall(*told["stall"]) if told.get("stall") else None,
+        at=at,
+        rank=told["rank"],
+        size=told["size"],
+        hosts=told["hosts"],
+        program=told["program"],
+        stats=statistics.from_lines(told["lateness"], told["counters"], told["traffic"]),
+        record=flights.parse(told["flight_record"], "rank 0"),
+        stall=Stall(*told["stall"]) if told.get("stall") else None,
     )
 
 

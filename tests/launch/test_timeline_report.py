@@ -23,10 +23,12 @@ from worlds import World
 import ringtrain as rt
 from ringtrain.launch import timeline
 from ringtrain.launch.report import timelines
-from ringtrain.launch.report.findings import BEHIND, COMPUTING, Findings, Link, find, where_late
+from ringtrain.launch.report.findings import COMPUTING, Findings, Link, find
+from ringtrain.launch.report.lateness import BEHIND, where_late
 from ringtrain.launch.report.page import page
 from ringtrain.launch.report.reading import parse, read
 from ringtrain.launch.report.steps import Steps, clocks_of, numbered, steps_of, union
+from ringtrain.launch.report.verdicts import verdicts
 
 ORIGIN = 91_453_261_750_724.0  # microseconds
 FORWARD, BACKWARD, TRANSFER = 10_000.0, 8_000.0, 500.0
@@ -167,7 +169,7 @@ def test_names_that_never_come_again_are_one_step():
     assert numbered(np.arange(5), np.ones(5), np.ones(5)).tolist() == [0] * 5
     spans = [span(0, track, "ALLREDUCE", "allreduce", 10 * track, 10 * track + 5, 4) for track in range(1, 4)]
     found = findings_in([trace_of(0, spans, ["allreduce.noname.1", "allreduce.noname.2", "allreduce.noname.3"])])
-    assert found.steps == 1 and "stands here as one step" in found.verdicts[0]
+    assert found.steps == 1 and "stands here as one step" in verdicts(found)[0]
 
 
 def test_all_steps_of_a_job_are_found():
@@ -188,7 +190,7 @@ def test_clocks_are_moved_only_as_far_as_they_must():
 def test_ranks_of_other_hosts_come_on_one_clock():
     found = findings_in(job(3, 10, clocks=(0.0, 2e6, -7e5)))
     assert found.clock == pytest.approx(2e6, rel=0.01) and any(
-        "clocks of the hosts differ" in each for each in found.verdicts
+        "clocks of the hosts differ" in each for each in verdicts(found)
     )
     assert found.step == pytest.approx(FORWARD + BACKWARD + 610, rel=0.01)
 
@@ -246,7 +248,7 @@ def test_who_is_late_and_where(late, where):
     found = findings_in(job(4, 20, lambda rank, step: late if rank == 2 else (0.0, 0.0)))
     assert found.late[0].rank == 2 and found.late[0].where == where and found.late[0].last_in == 19
     assert found.late[0].late == pytest.approx(sum(late), rel=0.01)
-    (told,) = [each for each in found.verdicts if "Rank 2 is late" in each]
+    (told,) = [each for each in verdicts(found) if "Rank 2 is late" in each]
     assert where in told
     assert max(found.parts, key=lambda part: (part not in COMPUTING, found.parts[part])) == "late ranks"
 
@@ -260,7 +262,7 @@ def test_a_rank_that_is_late_in_a_few_steps():
         and found.late[0].rare_steps == 2
         and found.late[0].late == pytest.approx(20_000, rel=0.01)
     )
-    assert "late in 2 of 40 steps, by 20 ms: before its first gradient" in " ".join(found.verdicts)
+    assert "late in 2 of 40 steps, by 20 ms: before its first gradient" in " ".join(verdicts(found))
 
 
 def test_a_rank_whose_others_wait_for_it_within_a_step_takes_no_negative_time():
@@ -282,7 +284,7 @@ def test_a_rank_whose_others_wait_for_it_within_a_step_takes_no_negative_time():
     assert latest.rank == 1 and latest.where == "before its first gradient"
     assert latest.before_first + latest.in_backward == pytest.approx(latest.late, abs=1)
     assert all(each.before_ratio >= 0 and each.backward_ratio >= 0 for each in found.late)
-    assert "-" not in next(each for each in found.verdicts if "Rank 1 is late" in each)
+    assert "-" not in next(each for each in verdicts(found) if "Rank 1 is late" in each)
 
 
 def test_a_rank_that_has_its_sums_later_is_not_said_to_compute_longer():
@@ -303,7 +305,7 @@ def test_a_late_rank_is_named_with_its_host():
             for rank, host in enumerate(hosts)
         ]
         labelled = [trace.replace(b"      \n]", label + b"\n]") for trace, label in zip(traces, labels, strict=True)]
-        return " ".join(findings_in(labelled).verdicts)
+        return " ".join(verdicts(findings_in(labelled)))
 
     assert "Rank 2 (host node-b) is late by 3 ms" in on(["node-a", "node-a", "node-b"])
     assert "Rank 2 is late by 3 ms" in on(["node-a"] * 3)
@@ -311,7 +313,7 @@ def test_a_late_rank_is_named_with_its_host():
 
 def test_nobody_is_called_late_without_reason():
     found = findings_in(job(4, 20, lambda rank, step: (10.0 * (rank == step % 4), 0.0)))
-    assert any(each.startswith("No rank stands out") for each in found.verdicts)
+    assert any(each.startswith("No rank stands out") for each in verdicts(found))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,7 @@ def test_a_file_that_is_saved_before_a_metric_is_behind_the_gradients():
     names = ["allreduce.b", "allreduce.a", "allreduce.loss"]
     found = findings_in([trace_of(rank, own, names) for rank, own in enumerate(spans)])
     assert (found.late[0].rank, found.late[0].where, found.late[0].rare_steps) == (0, BEHIND, 2)
-    assert "Rank 0 is late in 2 of 40 steps, by 40 ms: behind its last gradient" in " ".join(found.verdicts)
+    assert "Rank 0 is late in 2 of 40 steps, by 40 ms: behind its last gradient" in " ".join(verdicts(found))
 
 
 def test_steps_are_those_of_most_bytes_and_remnants_are_none():

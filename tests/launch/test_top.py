@@ -16,7 +16,7 @@ from environments import rank_environment, ringtrainrun
 
 from ringtrain._runtime import inquiries
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch.report.findings import number_text, time_text
+from ringtrain.launch.report.verdicts import number_text, time_text
 from ringtrain.launch.top import Answer, answer_of, describe, pace_of
 from ringtrain.launch.top import top as top_command
 

@@ -1,20 +1,17 @@
-"""What follows from the steps of all ranks: where their time goes, what could be faster, and who is late; pure."""
+"""What follows from the steps of all ranks: where their time goes, what could be faster; pure. `lateness` has who is late."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from ringtrain.launch.report.lateness import LateRank, late_ranks
 from ringtrain.launch.report.reading import STAGES, RankTrace
 from ringtrain.launch.report.steps import Steps, chosen_steps, common, length, union, within
 
 MOST_STEPS = 40  # of which averages are made
-COUNTS = 0.02  # a share of a step below which nobody is called late
-RARE, MOST_OF_IT = 0.1, 0.6  # late in so many steps, which have so much of all lateness
-TWICE = 2.0
-SMALL = 0.2  # a part of a step beside the other, of which no factor tells anything
 # What a thread that waits for sums is held up by: of what happens at the same time, the first counts.
 CAUSES = ("wire", "reduce", "unpack", "pack", "queue", "negotiate", "late ranks")
 COMPUTING = ("before the first gradient", "from the first gradient to the last", "after the last gradient")
@@ -49,39 +46,6 @@ class TensorCost:
 
 
 @dataclass(frozen=True)
-class LateRank:
-    """A rank beside the middle one of the others, on average over the steps; in microseconds.
-
-    Attributes:
-        rank: which one.
-        last_in: number of steps in which it was the last of all to submit its last gradient.
-        late: how much later it submitted its last gradient; with ``BEHIND`` what comes in few steps, as a metric, after it.
-        before_first: how much longer it took until its first gradient: input, forward pass, the update before.
-        in_backward: how much longer it took from there to its last one.
-        before_ratio, backward_ratio: its times, divided by those of the middle one of the others.
-        rare_steps: the number of steps in which it was late, if they are few; else 0.
-        where: one of ``REASONS``.
-        host: its name; "" if all ranks are on one, or the traces do not say.
-    """
-
-    rank: int
-    last_in: int
-    late: float
-    before_first: float
-    in_backward: float
-    before_ratio: float
-    backward_ratio: float
-    rare_steps: int
-    where: str
-    host: str = ""
-
-    @property
-    def place(self) -> str:
-        """For people: ``3``, or ``3 (host node-b)``."""
-        return f"{self.rank} (host {self.host})" if self.host else f"{self.rank}"
-
-
-@dataclass(frozen=True)
 class Findings:
     """All that the page says; times in microseconds.
 
@@ -101,7 +65,7 @@ class Findings:
         knows_waits: whether the traces say when the program waited; else it is taken to wait from its last submission on.
         clock: the most that a rank's clock was moved.
         dropped: spans that the traces had no room for.
-        verdicts: sentences.
+        is_whole: whether there is but one step, which has all, as in ``Steps``.
     """
 
     ranks: int
@@ -120,7 +84,7 @@ class Findings:
     knows_waits: bool
     clock: float
     dropped: int
-    verdicts: list[str]
+    is_whole: bool
 
 
 @dataclass
@@ -162,27 +126,25 @@ def find(steps: Steps, link: Link | None = None) -> Findings:
     median = float(np.median(under_way))
     floor = link_bytes / link.rate * 1e6 if link else float(under_way.min())
     late = late_ranks(steps)
-    found = Findings(
-        len(steps.traces),
-        steps.count,
-        float(np.median(durations[min(1, len(durations) - 1) :])),
-        {part: float(np.mean([parts[part] for parts in of_ranks.values()])) for part in PARTS},
-        of_ranks,
-        median,
-        1 - waited / total if total else 1.0,
-        floor,
-        min(floor / median, 1.0) if median else 1.0,
-        link,
-        size_bytes,
-        tensor_costs(steps, sampled),
-        late,
-        knows_waits,
-        float(np.abs(steps.clocks).max()),
-        sum(trace.dropped for trace in steps.traces),
-        [],
+    return Findings(
+        ranks=len(steps.traces),
+        steps=steps.count,
+        step=float(np.median(durations[min(1, len(durations) - 1) :])),
+        parts={part: float(np.mean([parts[part] for parts in of_ranks.values()])) for part in PARTS},
+        parts_of_ranks=of_ranks,
+        under_way=median,
+        overlap=1 - waited / total if total else 1.0,
+        floor=floor,
+        floor_share=min(floor / median, 1.0) if median else 1.0,
+        link=link,
+        bytes_of_a_step=size_bytes,
+        tensors=tensor_costs(steps, sampled),
+        late=late,
+        knows_waits=knows_waits,
+        clock=float(np.abs(steps.clocks).max()),
+        dropped=sum(trace.dropped for trace in steps.traces),
+        is_whole=steps.is_whole,
     )
-    found.verdicts.extend(verdicts(found, steps.is_whole))
-    return found
 
 
 def step_durations(steps: Steps) -> np.ndarray:
@@ -218,7 +180,13 @@ def rank_step(steps: Steps, rank: int, step: int) -> RankStep | None:
     kinds["late ranks"] = union(submitted, latest)
     waits = within(_waits(trace, begun, ended), begun, ended) if len(trace.waits) else np.array([[last, ended]])
     return RankStep(
-        begun, first, last, ended, kinds, union(waits[:, 0], waits[:, 1]), union(np.fmin(agreed, ends), ends)
+        begun=begun,
+        first=first,
+        last=last,
+        ended=ended,
+        kinds=kinds,
+        waited=union(waits[:, 0], waits[:, 1]),
+        under_way=union(np.fmin(agreed, ends), ends),
     )
 
 
@@ -320,167 +288,4 @@ def _shares_of_batches(trace: RankTrace, place: np.ndarray, sizes: np.ndarray) -
 # ---- who is late ----
 
 
-def late_ranks(steps: Steps) -> list[LateRank]:
-    """All ranks beside the others, the latest first; empty for a single one."""
-    count = len(steps.traces)
-    if count < 2:
-        return []
-    chosen = slice(1 if steps.count > 1 else 0, None)
-    begun, first = steps.begun[:, chosen], steps.first[:, chosen]
-    usual, behind = steps.usual[:, chosen], np.fmax(steps.last - steps.summed, 0.0)[:, chosen]
-    was_last = np.bincount(np.argmax(np.nan_to_num(usual, nan=-np.inf), axis=0), minlength=count)
-    found = [
-        _late_rank(rank, steps.traces[rank].rank, int(was_last[rank]), begun, first, usual, behind)
-        for rank in range(count)
-    ]
-    if len({trace.host for trace in steps.traces}) > 1:
-        found = [replace(each, host=trace.host) for each, trace in zip(found, steps.traces, strict=True)]
-    return sorted(found, key=lambda each: -each.late)
-
-
-def _late_rank(
-    row: int, rank: int, last_in: int, begun: np.ndarray, first: np.ndarray, usual: np.ndarray, behind: np.ndarray
-) -> LateRank:
-    others = np.arange(len(first)) != row
-
-    def middle(times: np.ndarray) -> np.ndarray:
-        return np.nanmedian(times[others], axis=0)
-
-    late, late_behind = usual[row] - middle(usual), behind[row] - middle(behind)
-    is_behind = _mean(late_behind) > max(_mean(late), 0.0)
-    late = late_behind if is_behind else late
-    counted = ~np.isnan(late)
-    rare = _rare_steps(np.where(counted, late, 0.0))
-    if len(rare):
-        counted = np.isin(np.arange(len(late)), rare)
-    before, usual_before = _mean((first - begun)[row, counted]), _mean(middle(first - begun)[counted])
-    backward, usual_backward = _mean((usual - first)[row, counted]), _mean(middle(usual - first)[counted])
-    return LateRank(
-        rank,
-        last_in,
-        _mean(late[counted]),
-        before - usual_before,
-        backward - usual_backward,
-        before / max(usual_before, 1e-3),
-        backward / max(usual_backward, 1e-3),
-        len(rare),
-        BEHIND
-        if is_behind
-        else where_late(before - usual_before, backward - usual_backward, usual_before, usual_backward),
-    )
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if len(values) else 0.0
-
-
-def _rare_steps(late: np.ndarray) -> np.ndarray:
-    """The steps in which a rank was late, if a few have most of its lateness; else none."""
-    most = int(RARE * len(late))
-    positive = np.maximum(late, 0.0)
-    order = np.argsort(-positive)
-    sums = np.cumsum(positive[order])
-    if most < 1 or sums[-1] <= 0 or sums[most - 1] < MOST_OF_IT * sums[-1]:
-        return np.zeros(0, np.int64)
-    return order[: int(np.searchsorted(sums, MOST_OF_IT * sums[-1])) + 1]
-
-
-def where_late(before: float, backward: float, usual_before: float, usual_backward: float) -> str:
-    """Where a rank loses its time: it takes so much longer in two parts of a step, which usually take so long.
-
-    One that is slow in all that it does is slower by the same factor in both; else it is where the factor is the larger, unless
-    the time is in the other: a part that hardly takes time has any factor. One that is late, but longer in neither, has had the
-    sums of the step before later than the others.
-    """
-    if before <= 0 and backward <= 0:
-        return "with the sums of the step before"
-    if backward <= 0 or (usual_backward < SMALL * usual_before and before >= backward):
-        return "before its first gradient"
-    if before <= 0 or usual_before <= 0:
-        return "in its backward pass"
-    ratio = (before / usual_before) / (backward / usual_backward)
-    if 1 / TWICE <= ratio <= TWICE:
-        return "evenly"
-    is_before = before >= backward / TWICE if ratio > TWICE else before > backward * TWICE
-    return "before its first gradient" if is_before else "in its backward pass"
-
-
-BEHIND = "behind its last gradient"
-REASONS = {
-    BEHIND: "look at what only this rank does between two steps, as to save a file, before an operation of all",
-    "before its first gradient": "look at its input, at what only this rank does, and at its forward pass",
-    "with the sums of the step before": "it has them later than others: look at what shares its cores, and at its clock",
-    "in its backward pass": "look at what shares its cores, and at what else it computes there",
-    "evenly": "its processor is slower, or shared with something else",
-}
-
-
 # ---- in words ----
-
-
-def verdicts(found: Findings, is_whole: bool) -> list[str]:
-    """What a person should know first."""
-    said = []
-    if is_whole:
-        said.append("No operation comes twice under one name, so the whole trace stands here as one step.")
-    computing = sum(found.parts[part] for part in COMPUTING)
-    total = sum(found.parts.values()) or 1.0
-    said.append(f"Of a mean step {_percent(computing / total)} is computing, and {_percent(1 - computing / total)} waiting for "
-                f"sums; {_percent(found.overlap)} of the time in which sums were under way was hidden behind computing.")  # fmt: skip
-    held_up = {part: found.parts[part] for part in PARTS if part not in COMPUTING}
-    largest = max(held_up, key=lambda part: held_up[part])
-    if held_up[largest] > COUNTS * total:
-        said.append(f"What held the program up most: {largest}, {_percent(held_up[largest] / total)} of a step.")
-    said.append(_floor_in_words(found))
-    if found.late:
-        said.append(_late_in_words(found))
-    if not found.knows_waits:
-        said.append("The traces do not say when the program waited: it is taken to wait from its last submission on.")
-    if found.clock > 0:
-        said.append(f"The clocks of the hosts differ; ranks were moved by up to {time_text(found.clock)}.")
-    if found.dropped:
-        said.append(f"{found.dropped} spans had no room in the traces and are missing here (timeline_events).")
-    return said
-
-
-def _floor_in_words(found: Findings) -> str:
-    if found.link:
-        what = f"{found.link.hosts} hosts at {found.link.rate * 8e-9:.3g} Gbit/s need at least {time_text(found.floor)}"
-    else:
-        what = f"the fastest step needed {time_text(found.floor)}"
-    return (f"Sums were under way for {time_text(found.under_way)} of a step; {what}, "
-            f"which is {_percent(found.floor_share)} of it.")  # fmt: skip
-
-
-def _late_in_words(found: Findings) -> str:
-    latest = found.late[0]
-    if latest.late * (latest.rare_steps / found.steps if latest.rare_steps else 1) < COUNTS * found.step:
-        return (f"No rank stands out: rank {latest.place} was last in {latest.last_in} of {found.steps} steps, "
-                f"{time_text(max(latest.late, 0.0))} behind the others.")  # fmt: skip
-    often = (f"in {latest.rare_steps} of {found.steps} steps, by {time_text(latest.late)}" if latest.rare_steps else
-             f"by {time_text(latest.late)} on average, and the last in {latest.last_in} of {found.steps} steps")  # fmt: skip
-    at = {"evenly": "evenly, before its first gradient and after it"}.get(latest.where, latest.where)
-    return (f"Rank {latest.place} is late {often}: {at} "
-            f"({_more(latest.before_ratio)} before its first gradient, {_more(latest.backward_ratio)} from there on); "
-            f"{REASONS[latest.where]}.")  # fmt: skip
-
-
-def _more(ratio: float) -> str:
-    return f"{ratio:.2f} times the others' time"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def time_text(microseconds: float) -> str:
-    """``12.3 ms``."""
-    for unit, size in (("µs", 1.0), ("ms", 1e3)):
-        if microseconds < 999.5 * size:
-            return f"{microseconds / size:.3g} {unit}"
-    return f"{number_text(microseconds / 1e6)} s"
-
-
-def number_text(number: float) -> str:
-    """Three digits, or all of a whole number that has more: ``0.0123``, ``12.3``, ``1512``."""
-    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain.launch.report.findings import CAUSES, COMPUTING, PARTS, Findings, rank_step, step_durations, time_text
+from ringtrain.launch.report.findings import CAUSES, COMPUTING, PARTS, Findings, rank_step, step_durations
 from ringtrain.launch.report.steps import Steps, chosen_steps
+from ringtrain.launch.report.verdicts import time_text, verdicts
 
 MOST_PICTURES = 12
 MOST_RANKS = 128  # in a picture
@@ -50,7 +51,7 @@ def page(steps: Steps, found: Findings, title: str) -> str:
 <h1>{escape(title)}</h1>
 <p class="quiet">{found.ranks} ranks, {found.steps} steps, {_bytes_text(found.bytes_of_a_step)} a step and rank</p>
 {_tiles(found)}
-<ul class="verdicts">{"".join(f"<li>{escape(each)}</li>" for each in found.verdicts)}</ul>
+<ul class="verdicts">{"".join(f"<li>{escape(each)}</li>" for each in verdicts(found))}</ul>
 <h2>A step</h2>
 <div class="controls"><label>step <select id="step"></select></label><button id="whole">whole step</button>
 <span class="quiet">drag to see a part of it larger</span></div>

@@ -97,7 +97,21 @@ def steps_of(traces: Sequence[RankTrace]) -> Steps:
     end = np.fmax.reduceat(ended, starts, axis=1)
     begun = np.concatenate([first[:, :1], end[:, :-1]], axis=1)
     usual, summed = np.where(np.isnan(usual), last, usual), np.where(np.isnan(summed), end, summed)
-    return Steps(moved, clocks, names, tensor, step, place, begun, first, usual, summed, last, end, bool(is_whole))
+    return Steps(
+        traces=moved,
+        clocks=clocks,
+        names=names,
+        tensor=tensor,
+        step=step,
+        place=place,
+        begun=begun,
+        first=first,
+        usual=usual,
+        summed=summed,
+        last=last,
+        ended=end,
+        is_whole=bool(is_whole),
+    )
 
 
 def clocks_of(submitted: np.ndarray, ended: np.ndarray) -> np.ndarray:
