@@ -8,6 +8,7 @@ import click
 
 from ringtrain._runtime import flights
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.launch import flight_comparison
 
 
 @click.command()
@@ -21,13 +22,13 @@ def flight(folder: Path, rank: tuple[int, ...]) -> None:
     an error, or when an operation has waited for too long. Without a shared folder copy the files of all hosts into one.
     """
     try:
-        records, others = flights.newest_world(flights.read(folder))
+        records, others = flight_comparison.newest_world(flights.read(folder))
     except (OSError, InvalidArgumentError) as problem:
         raise click.ClickException(str(problem)) from None
     if rank:
         _show_operations(records, rank)
         return
-    print("\n".join(flights.compare(records)))
+    print("\n".join(flight_comparison.compare(records)))
     if others:
         print(
             f"Left out, since of an earlier world: the records of {flights.ranks_text(each.rank for each in others)}."

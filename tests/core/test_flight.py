@@ -13,7 +13,7 @@ from worlds import World, sizes
 import ringtrain as rt
 from ringtrain._binding import log
 from ringtrain._runtime import context, flights
-from ringtrain.launch import commands
+from ringtrain.launch import commands, flight_comparison
 
 pytestmark = pytest.mark.timeout(180)
 NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
@@ -114,9 +114,9 @@ def end_of(folder, size, on_rank, **chosen):
     all_are_through = threading.Barrier(size)
     with World(size, flight_record=str(folder), **chosen) as world:
         world.run(run)
-    records, others = flights.newest_world(flights.read(folder))
+    records, others = flight_comparison.newest_world(flights.read(folder))
     assert others == [] and len(records) == size
-    return flights.compare(records)
+    return flight_comparison.compare(records)
 
 
 def find(lines, *parts):
@@ -238,7 +238,9 @@ PENDING = {"agreed": 0, "started": None, "finished": None, "status": "pending"}
 
 
 def test_a_rank_behind_is_named():
-    lines = flights.compare([record(0, [flown(1, "a"), flown(2, "b"), flown(3, "c")]), record(1, [flown(1, "a")])])
+    lines = flight_comparison.compare(
+        [record(0, [flown(1, "a"), flown(2, "b"), flown(3, "c")]), record(1, [flown(1, "a")])]
+    )
     assert (
         "Rank 1 is behind: its last operation of those that all had agreed on is #1, allreduce 'a'; others have come to #3, allreduce 'c'."
         in lines
@@ -252,7 +254,7 @@ def test_a_rank_that_has_not_heard_of_an_agreement_accuses_nobody():
     )
     own = [flown(1, "x"), flown(2, "x"), barrier]
     unheard = [flown(1, "x"), flown(2, "x", **PENDING), barrier._replace(**PENDING)]
-    lines = flights.compare([record(0, own), record(1, unheard)])
+    lines = flight_comparison.compare([record(0, own), record(1, unheard)])
     assert len(lines) == 3 and lines[2].startswith(
         "Rank 1 is behind: its last operation of those that all had agreed on is #1"
     )
@@ -260,12 +262,12 @@ def test_a_rank_that_has_not_heard_of_an_agreement_accuses_nobody():
 
 def test_what_had_begun_is_told():
     stuck = flown(2, "b", finished=None, status="pending")
-    lines = flights.compare([record(0, [flown(1, "a"), stuck]), record(1, [flown(1, "a"), flown(2, "b")])])
+    lines = flight_comparison.compare([record(0, [flown(1, "a"), stuck]), record(1, [flown(1, "a"), flown(2, "b")])])
     assert "#2, allreduce 'b', had begun and was not finished on rank 0; it was on rank 1." in lines
 
 
 def test_a_silent_rank_is_named_and_nothing_is_said_for_it():
-    lines = flights.compare([record(0, [flown(1, "a", **PENDING)])])
+    lines = flight_comparison.compare([record(0, [flown(1, "a", **PENDING)])])
     assert lines[2].startswith("Rank 1 left no record")
     assert "but of rank 1 nothing is known." in find(lines, "allreduce 'a': rank 0 submitted it")
 
@@ -274,7 +276,7 @@ def test_ranks_are_named_with_their_hosts_if_there_are_several():
     """Of a rank without a record, too: there one has to look."""
     hosts = {"node-a": (0, 2), "node-b": (1,)}
     own = [flown(1, "a"), flown(2, "b", **PENDING)]
-    lines = flights.compare([record(0, own, 3, hosts=hosts), record(2, [], 3, hosts=hosts)])
+    lines = flight_comparison.compare([record(0, own, 3, hosts=hosts), record(2, [], 3, hosts=hosts)])
     find(lines, "Rank 1 (host node-b) left no record")
     find(lines, "rank 2 (host node-a) has not, and of rank 1 (host node-b) nothing is known")
     find(lines, "Rank 2 (host node-a) is behind")
@@ -288,7 +290,7 @@ def test_a_rank_that_has_joined_is_missing_nowhere():
         2, "join.noname.1", operation="join", dtype=None, shape=(), tensors=0, bytes=0, reduction=None, **PENDING
     )
     waits = flown(2, "b", **PENDING)
-    lines = flights.compare(
+    lines = flight_comparison.compare(
         [record(0, [flown(1, "a"), waits], 3), record(1, [flown(1, "a"), joined], 3), record(2, [flown(1, "a")], 3)]
     )
     assert "but rank 2 has not" in find(lines, "allreduce 'b': rank 0 submitted it")
@@ -297,7 +299,7 @@ def test_a_rank_that_has_joined_is_missing_nowhere():
 
 def test_lists_are_bounded():
     many = [flown(number, f"t{number}", **PENDING) for number in range(1, 101)]
-    lines = flights.compare([record(0, many), record(1, [])])
+    lines = flight_comparison.compare([record(0, many), record(1, [])])
     assert len(lines) < 30 and "... and 80 more like this." in lines
     assert "'t1'" in lines[2]  # the oldest first
 
@@ -311,7 +313,7 @@ def test_a_stall_leaves_records_while_the_job_goes_on(tmp_path):
         if rank == 1:
             while not all(file.exists() for file in files):
                 time.sleep(0.01)
-            lines = flights.compare(flights.read(tmp_path))
+            lines = flight_comparison.compare(flights.read(tmp_path))
         rt.allreduce(np.ones(3), "late")
         return lines
 
@@ -344,13 +346,13 @@ def test_the_first_cause_is_first_however_the_clocks_stand(ahead):
     records = [
         by_its_clock(rank, 110.0 + 2 * list(causes).index(rank), ahead[rank], because=causes[rank]) for rank in range(3)
     ]
-    assert flights.compare(records)[1:4] == [f"Rank {rank}: {cause}" for rank, cause in causes.items()]
+    assert flight_comparison.compare(records)[1:4] == [f"Rank {rank}: {cause}" for rank, cause in causes.items()]
 
 
 def test_clocks_that_agree_well_enough_are_left_alone():
     """And those of ranks that have nothing in common."""
     records = [by_its_clock(0, 110.0), by_its_clock(1, 110.0, 0.1), by_its_clock(2, 110.0, HOUR, operations=0)]
-    assert flights.on_one_clock(records) == records
+    assert flight_comparison.on_one_clock(records) == records
 
 
 def test_the_newest_world_is_told_by_a_host_that_has_seen_both():
@@ -358,6 +360,6 @@ def test_the_newest_world_is_told_by_a_host_that_has_seen_both():
     left = by_its_clock(2, 105.0, HOUR, world=1)
     now = [by_its_clock(rank, 109.0, world=2) for rank in range(2)]
     seen = by_its_clock(2, 109.0, HOUR, world=2)._replace(rank=3)
-    assert flights.newest_world([*now, left, seen]) == ([*now, seen], [left])
+    assert flight_comparison.newest_world([*now, left, seen]) == ([*now, seen], [left])
     contradicting = [each._replace(host="node-x") for each in (now[0], left)]  # a clock was set back
-    assert flights.newest_world([*contradicting, left, seen])[0][0].world == 2, "by the time of writing"
+    assert flight_comparison.newest_world([*contradicting, left, seen])[0][0].world == 2, "by the time of writing"
