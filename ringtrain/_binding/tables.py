@@ -99,7 +99,15 @@ def _dtype(row: list[str]) -> DType:
 
 def _operation(row: list[str]) -> Operation:
     identity, name, reduces, rooted, layout, fuses, adjoint = row
-    return Operation(int(identity), name, reduces == "1", rooted == "1", layout, fuses == "1", adjoint)
+    return Operation(
+        id=int(identity),
+        name=name,
+        reduces=reduces == "1",
+        rooted=rooted == "1",
+        layout=layout,
+        fuses=fuses == "1",
+        adjoint=adjoint,
+    )
 
 
 DTYPES: dict[str, DType] = {row[1]: _dtype(row) for row in _native.table("dtypes")}

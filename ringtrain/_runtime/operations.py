@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._binding import array_groups, buffers, tables
+from ringtrain._binding import array_groups, buffers, device_memory, tables
 from ringtrain._binding._native import lib
 from ringtrain._binding.buffers import Buffer, HostBuffers, InPlace
 from ringtrain._binding.cuda_arrays import CudaArray
@@ -735,7 +735,7 @@ def _same_shape_on_device(given: Any, source: Buffer) -> _SameShape:
         output = buffers.as_buffer(fresh)
         return (source,), (output,), None, _in_stream_order(given, source, lambda operation: fresh)
     dtype, shape = source.dtype, source.shape
-    memory = buffers.allocate_on_device(
+    memory = device_memory.allocate_on_device(
         current().native, source.device, math.prod(shape) * tables.DTYPE_BY_ID[dtype].bytes
     )
     output = Buffer(memory.address, dtype, shape, source.device, source.stream, memory)

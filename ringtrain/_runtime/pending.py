@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from ringtrain._binding import buffers, log, tables
+from ringtrain._binding import buffers, device_memory, log, tables
 from ringtrain._binding._native import OK, PENDING, CData, check, ffi, lib, take_error
 from ringtrain._binding.array_groups import ArrayGroup
 from ringtrain._binding.buffers import Buffer, HostBuffers
@@ -275,8 +275,8 @@ class Operation:
         extents = tuple(shape[i] for i in range(ndim[0]))
         memory, dtype = lib.rt_take_output(self._handle, index), self.dtype(index)
         if self._on_gpu:
-            device_memory = buffers.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
-            return self.array_in(device_memory, dtype, extents), dtype, extents
+            fresh = device_memory.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
+            return self.array_in(fresh, dtype, extents), dtype, extents
         size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
         return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
 
@@ -290,7 +290,7 @@ class Operation:
         check(lib.rt_output(self._handle, index, data, ndim, shape, error), error)
         return int(ffi.cast("uintptr_t", data[0])) == given.address
 
-    def array_in(self, memory: buffers.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
+    def array_in(self, memory: device_memory.DeviceMemory, dtype: int, shape: tuple[int, ...]) -> CudaArray:
         """Memory of a GPU as an array whose readers wait for this operation."""
         return CudaArray(memory.address, tables.DTYPE_BY_ID[dtype], shape, memory.device, memory, self.hold_back)
 

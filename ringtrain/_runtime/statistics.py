@@ -160,7 +160,16 @@ def _traffic(line: str) -> Traffic:
     operation, *numbers = line.split("|")
     size_class, count, size_bytes, link_bytes, time, waiting = map(int, numbers)
     least, most = (1 << size_class - 1, (1 << size_class) - 1) if size_class else (0, 0)
-    return Traffic(operation, least, most, count, size_bytes, link_bytes, time / 1e9, waiting / 1e9)
+    return Traffic(
+        operation=operation,
+        least_bytes=least,
+        most_bytes=most,
+        operations=count,
+        bytes=size_bytes,
+        link_bytes=link_bytes,
+        seconds=time / 1e9,
+        waiting_seconds=waiting / 1e9,
+    )
 
 
 def _less(now: Traffic, earlier: Traffic | None) -> Traffic:

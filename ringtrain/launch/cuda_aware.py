@@ -99,14 +99,14 @@ def main() -> None:
     """Prints the claim, and in a second line what became of a message, if the process has lived on."""
     from mpi4py import MPI
 
-    from ringtrain._binding import buffers
+    from ringtrain._binding import device_memory
     from ringtrain.testing import World
 
     claimed = claim(MPI)
     print(claimed, flush=True)
     if claimed:
         with World(1) as world:
-            memory = buffers.allocate_on_device(world.contexts[0].native, 0, _BYTES)
+            memory = device_memory.allocate_on_device(world.contexts[0].native, 0, _BYTES)
             print("came back" if comes_back(MPI, Number(memory.address)) else "was changed")
 
 

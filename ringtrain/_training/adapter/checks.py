@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain._binding import buffers, tables
+from ringtrain._binding import buffers, device_memory, tables
 from ringtrain._binding._native import ffi, lib
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
@@ -149,7 +149,7 @@ def _content(tensor: object) -> _Content:
     memory = buffers.as_buffer(tensor)
     dtype = tables.DTYPE_BY_ID[memory.dtype]
     if memory.device >= 0:
-        return _Content(dtype.name, memory.shape, memoryview(buffers.read_device(current().native, memory)), None)
+        return _Content(dtype.name, memory.shape, memoryview(device_memory.read_device(current().native, memory)), None)
     size = dtype.bytes * math.prod(memory.shape)
     return _Content(dtype.name, memory.shape, memoryview(ffi.buffer(ffi.cast("char *", memory.pointer), size)), memory)
 
