@@ -8,7 +8,7 @@ from typing import Any
 
 from ringtrain._binding import options
 from ringtrain._binding._native import lib
-from ringtrain._bootstrap import start
+from ringtrain._bootstrap import opening
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime import stacks
 
@@ -66,10 +66,10 @@ class World:
         self.close()
 
     def _open(self, layout: str | None, chosen: dict[str, str]) -> None:
-        hub = start.open_hub(self.size, layout or "")
+        hub = opening.open_hub(self.size, layout or "")
 
         def open_rank(rank: int) -> None:
-            self._opened[rank] = start.open_in_process(hub, rank, chosen)
+            self._opened[rank] = opening.open_in_process(hub, rank, chosen)
 
         try:
             self._on_threads(open_rank)

@@ -9,10 +9,11 @@ import json
 import os
 import secrets
 import select
+import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ringtrain._binding.log import logger
@@ -350,3 +351,36 @@ def _drain(connection: Client) -> list[dict[str, Any]]:
         while True:
             said += connection.receive()
     return said
+
+
+class LeaveNotice:
+    """Signals that ask a rank to leave between two steps, as far as the script does not handle them itself.
+
+    ask: is called by a thread of its own, once, with the signal's number.
+
+    Attributes:
+        was_given: whether one has come.
+    """
+
+    def __init__(self, ask: Callable[[int], None]):
+        self.was_given = False
+        self._ask = ask
+        self._process = os.getpid()
+
+    def heed(self, names: Sequence[str]) -> None:
+        """Handles the signals of these names from now on."""
+        if threading.current_thread() is not threading.main_thread():  # the only one that may; the agent still listens
+            return
+        for number in (signal.Signals[name] for name in names):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        """A child that this process has forked, and whoever is told twice, ends at once."""
+        if os.getpid() != self._process or (self.was_given and number == signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self.was_given:
+            self.was_given = True
+            # By a thread: what this one does at the moment may hold the lock, or stand in the midst of a line.
+            threading.Thread(target=self._ask, args=(number,), name="ringtrain-notice", daemon=True).start()

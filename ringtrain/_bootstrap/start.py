@@ -8,13 +8,22 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ringtrain._binding import cuda_arrays, log, options, tables
-from ringtrain._binding._native import CData, as_text, check, ffi, lib, take_answer
-from ringtrain._bootstrap import descriptors, leading, membership, nccl
-from ringtrain._rendezvous import by_address, launcher, lonely_mpi, meeting
+from ringtrain._binding import log, options, tables
+from ringtrain._binding._native import lib
+from ringtrain._bootstrap import membership
+from ringtrain._bootstrap.opening import (
+    listen,
+    make_room_for,
+    mark_as_rank,
+    open_alone,
+    open_context,
+    open_tcp,
+    start_seconds,
+)
+from ringtrain._rendezvous import launcher, lonely_mpi, meeting
 from ringtrain._rendezvous import rendezvous as places
 from ringtrain._rendezvous.announce import announce_segments
 from ringtrain._runtime import exits, inquiries, mpi, reports
@@ -23,33 +32,14 @@ from ringtrain._runtime.flights import record_of
 from ringtrain._runtime.process_sets import hosts_of
 from ringtrain._runtime.statistics import lateness_of, traffic_of
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
-from ringtrain.version import __version__
 
-DESCRIPTORS_OF_A_WORLD = 10  # over TCP, with two connections; see door.h and connections.h
-DESCRIPTORS_OF_A_PEER = 4  # at most, for one link and one stream
-_ERROR_OUT = ffi.typeof("char **")
 _start_lock = threading.Lock()
-FIRST_WORLD = 1  # of an elastic job, as the launcher counts them
-SEVERAL = 2  # hosts, where their number is not known
-SECONDS_OF_SILENCE = 5.0  # in an elastic job a false death costs less than a wait
-
-
-def open_in_process(hub: CData, rank: int, chosen: dict[str, str]) -> Context:
-    """Opens one rank of a hub (an ``rt_hub *``); blocks until all its ranks are opened."""
-    return _open(chosen, lib.rt_open_in_process, hub, rank)
-
-
-def open_hub(size: int, layout: str = "") -> CData:
-    """An ``rt_hub *`` that connects ``size`` ranks of this process; ``lib.rt_hub_close`` takes it back."""
-    hub, error = ffi.new("rt_hub **"), ffi.new(_ERROR_OUT)
-    check(lib.rt_hub_open(size, as_text(layout), hub, error), error)
-    return hub[0]
 
 
 def open_beside() -> Context:
     """A further world of all ranks of this job, which is nobody's default; for ranks that no MPI has started."""
     chosen, introduced = options.resolve({}), launcher.find_introduced(options.environment())
-    return _open_introduced(None, introduced, chosen) if introduced else _open_alone(chosen)
+    return _open_introduced(None, introduced, chosen) if introduced else open_alone(chosen)
 
 
 def open_apart(rank: int, size: int, store: Any, seconds: float) -> Context:
@@ -67,43 +57,6 @@ def open_apart(rank: int, size: int, store: Any, seconds: float) -> Context:
     place = places.checked(rank, size, store, None, options.environment())
     assert place is not None
     return _open_at(place, chosen)
-
-
-def listen(addresses: str) -> tuple[CData, str]:
-    """An ``rt_listener *`` for :func:`open_tcp`, and its addresses as the other ranks must be told.
-
-    Args:
-        addresses: ``"ip:port"`` for each link between the hosts, parted by commas; the port may be 0 (any) or a range such
-            as ``4711-4720``. No others are listened on.
-
-    Raises:
-        InvalidArgumentError: not such a text, or this host cannot listen there.
-    """
-    listener, error = ffi.new("rt_listener **"), ffi.new(_ERROR_OUT)
-    check(lib.rt_listen(as_text(addresses), listener, error), error)
-    owned = ffi.gc(listener[0], lib.rt_listener_close)
-    return owned, take_answer(lib.rt_listener_addresses(owned))
-
-
-def open_tcp(
-    listener: CData, rank: int, peers: Sequence[str], secret: bytearray, epoch: int, chosen: dict[str, str]
-) -> Context:
-    """Opens one rank of a world over TCP; blocks until all its ranks have. Who tells the ranks all this is the caller's.
-
-    Args:
-        listener: of :func:`listen`; it serves one world.
-        rank: this rank's, the place of its own addresses in ``peers``.
-        peers: the addresses of all ranks' listeners, by rank.
-        secret: 32 bytes that this job alone knows; zeros afterwards.
-        epoch: the world's number, below 2**64; ranks of another are not heard.
-        chosen: options, as text.
-    """
-    if len(secret) != lib.RT_SECRET_BYTES:
-        raise InvalidArgumentError(
-            f"init over TCP: the secret must have {lib.RT_SECRET_BYTES} bytes, but has {len(secret)}. Draw that many."
-        )
-    lines = as_text("\n".join(peers))
-    return _open(chosen, lib.rt_open_tcp, listener, rank, lines, ffi.from_buffer("uint8_t[]", secret), epoch)
 
 
 def init(
@@ -254,10 +207,10 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
         )
     if place is not None:
         return _open_met(comm, place, chosen)
-    if elastic := launcher.find_elastic(environ):
-        return _open_elastic(comm, chosen, lambda: _led_by_the_launcher(elastic, chosen))
-    if authority := launcher.find_authority(environ):
-        return _open_elastic(comm, chosen, lambda: _led_by_an_authority(authority, chosen))
+    if launcher.is_elastic(environ):
+        from ringtrain._bootstrap.elastic_opening import open_elastic  # which a job of a fixed size does not load
+
+        return open_elastic(comm, chosen)
     if introduced := launcher.find_introduced(environ):
         return _open_introduced(comm, introduced, chosen)
     several = started_by is not None and started_by.announces_several
@@ -269,21 +222,13 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
     if mpi.is_communicator(comm) or several:
         return _open_mpi(comm, started_by, chosen)
     if not launcher.is_alone(environ) and (
-        place := places.of_torchrun(environ, _start_seconds(chosen)) or places.of_variables(environ)
+        place := places.of_torchrun(environ, start_seconds(chosen)) or places.of_variables(environ)
     ):
         return _open_met(comm, place, chosen)
     launcher.refuse_announced(environ)
     if comm:
         mpi.sorted_ranks(comm, 1)
-    return _open_alone(chosen)
-
-
-def _open_alone(chosen: dict[str, str]) -> Context:
-    hub = open_hub(1)
-    try:
-        return open_in_process(hub, 0, chosen)
-    finally:
-        lib.rt_hub_close(hub)
+    return open_alone(chosen)
 
 
 def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[str, str]) -> Context:
@@ -296,81 +241,15 @@ def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[st
         )
     ranks = mpi.ranks_with(introduced.rank, comm, introduced.size) if comm else []
     if len(ranks) == 1:
-        return _open_alone(chosen)
+        return open_alone(chosen)
     if introduced.rank == 0 and not ranks:
         lonely_mpi.warn_when_loaded(introduced.size)
-    _make_room_for(len(ranks) or introduced.size)
+    make_room_for(len(ranks) or introduced.size)
     listener, addresses = listen(introduced.listens)
-    told = meeting.meet(introduced.rank, ranks, addresses, _start_seconds(chosen))
+    told = meeting.meet(introduced.rank, ranks, addresses, start_seconds(chosen))
     context = open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
-    _mark_as_rank(context, introduced.size)
+    mark_as_rank(context, introduced.size)
     return context
-
-
-class _Elastic:
-    """Opens the worlds of an elastic job."""
-
-    def __init__(self, listens: str, chosen: dict[str, str]):
-        self._listens = listens
-        self.chosen = {
-            "dead_after_seconds": str(SECONDS_OF_SILENCE),
-            **chosen,
-            "start_timeout_seconds": str(membership.SECONDS_TO_CONNECT),
-        }
-
-    def listen_at(self, addresses: str) -> None:
-        """From the next world on: the job has hosts that share fewer networks."""
-        self._listens = addresses
-
-    def listen(self) -> tuple[CData, str]:
-        """For the next world."""
-        return listen(self._listens)
-
-    def open(self, listener: CData, rank: int, peers: Sequence[str], secret: bytearray, epoch: int) -> Context:
-        """A world of these peers."""
-        if len(peers) == 1:
-            return _open_alone(self.chosen)
-        opening = {} if epoch == FIRST_WORLD else {"nccl_opening": "beside"}  # what goes on does not wait for NCCL
-        return open_tcp(listener, rank, peers, secret, epoch, opening | self.chosen)
-
-
-def _open_elastic(comm: Any, chosen: dict[str, str], make: Callable[[], membership.Member]) -> Context:
-    """The next world that has been formed, of whoever lives then. make: this process in its job, at the first call."""
-    if comm or chosen.get("transport") == "mpi":
-        given = "comm is given" if comm else "transport is 'mpi'"
-        raise UnsupportedError(
-            f"init: an elastic job must be connected by TCP, all of its ranks together, but {given}. "
-            "Leave it out, or start the job without --elastic."
-        )
-    member = membership.enter(make)
-    context = member.take()
-    context.explain = member.explain
-    _mark_as_rank(context, context.size)
-    return context
-
-
-def _led_by_the_launcher(place: launcher.ElasticPlace, chosen: dict[str, str]) -> membership.Member:
-    return membership.Member(place, __version__, _Elastic(place.listens, chosen), leading.AgentLink(place.number))
-
-
-def _led_by_an_authority(text: str, chosen: dict[str, str]) -> membership.Member:
-    """Calls it, as it may still be starting."""
-    address, secret = by_address.parse(text), places.secret_of(options.environment())
-    if address is None:
-        raise InvalidArgumentError(
-            f"{launcher.AUTHORITY} '{text}': it must be host:port, where `ringtrain authority` listens, but is something else. "
-            "Write for example node-1:4711."
-        )
-    if not secret:
-        raise InvalidArgumentError(
-            f"{places.SECRET}: it must have the secret of the job where {launcher.AUTHORITY} names its authority, but is not set. "
-            "Give the authority and all ranks the same: openssl rand -hex 32"
-        )
-    hosts = 1 if by_address.names_this_host(address) else SEVERAL
-    listens = places.listening_addresses(options.environment(), address.host, hosts, _start_seconds(chosen))
-    link = leading.AuthorityLink(address, secret)
-    place = link.enter(_start_seconds(chosen), listens)
-    return membership.Member(place, __version__, _Elastic(listens, chosen), link)
 
 
 def _open_met(comm: Any, place: places.Place, chosen: dict[str, str]) -> Context:
@@ -382,38 +261,20 @@ def _open_met(comm: Any, place: places.Place, chosen: dict[str, str]) -> Context
         )
     context = _open_at(place, chosen)
     if place.size > 1:
-        _mark_as_rank(context, place.size)
+        mark_as_rank(context, place.size)
     return context
 
 
 def _open_at(place: places.Place, chosen: dict[str, str]) -> Context:
     """By TCP, with the ranks that come to this place."""
     if place.size == 1:
-        return _open_alone(chosen)
-    _make_room_for(place.size)
-    seconds = _start_seconds(chosen)
+        return open_alone(chosen)
+    make_room_for(place.size)
+    seconds = start_seconds(chosen)
     listens = places.listening_addresses(options.environment(), place.towards, place.hosts, seconds)
     listener, addresses = listen(listens)
     told = places.meet(place, listens, addresses, seconds)
     return open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)
-
-
-def _make_room_for(size: int) -> None:
-    """For the descriptors of a world over TCP. Raises UnsupportedError if the process may not open those without which none opens."""
-    if lack := descriptors.lack(DESCRIPTORS_OF_A_WORLD, DESCRIPTORS_OF_A_WORLD + DESCRIPTORS_OF_A_PEER * size):
-        raise UnsupportedError(f"init: {lack}")
-
-
-def _mark_as_rank(context: Context, size: int) -> None:
-    """Notes for children and for the end of this process that it is a rank, of so many that the launcher has started."""
-    mark = launcher.mark_of_rank(options.environment(), os.getpid(), context.rank)
-    options.put_into_environment(launcher.RANK_PROCESS, mark)
-    if context.size == size:
-        exits.forget_failed_world()
-
-
-def _start_seconds(chosen: dict[str, str]) -> float:
-    return float(chosen.get("start_timeout_seconds", tables.OPTION_BY_NAME["start_timeout_seconds"].initial))
 
 
 def _open_mpi(comm: Any, started_by: launcher.Launcher | None, chosen: dict[str, str]) -> Context:
@@ -422,27 +283,16 @@ def _open_mpi(comm: Any, started_by: launcher.Launcher | None, chosen: dict[str,
             f"init: transport must be 'mpi' or 'auto' where {started_by.name} has started the ranks, but is 'tcp'. "
             "Start the job with ringtrainrun --transport tcp."
         )
-    MPI = mpi.load(started_by, _start_seconds(chosen))
+    MPI = mpi.load(started_by, start_seconds(chosen))
     communicator = mpi.communicator(MPI, comm)
-    context = _open(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
+    context = open_context(chosen, lib.rt_open_mpi, os.fsencode(MPI.__file__), MPI._handleof(communicator))
     announce_segments()
-    _mark_as_rank(context, MPI.COMM_WORLD.Get_size())
+    mark_as_rank(context, MPI.COMM_WORLD.Get_size())
     context.over_mpi = True
     mpi.before_finalize(MPI, _leave_before_mpi_ends)
     context.communicator = comm if mpi.is_communicator(comm) else None
     mpi.warn_if_bound(started_by, context.local_rank)
     mpi.warn_if_wire_waits(MPI, context.cross_size, context.rank)
-    return context
-
-
-def _open(chosen: dict[str, str], function: Callable[..., int], *where: object) -> Context:
-    native, error = ffi.new("rt_context **"), ffi.new(_ERROR_OUT)
-    cuda_arrays.use_driver(chosen.get("cuda_lib", ""))
-    nccl.suggest(options.environment())
-    check(function(*where, options.as_lines(chosen), native, error), error)
-    context = Context(native[0])
-    context.chosen = chosen
-    log.drain(context.native)
     return context
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import ringtrain as rt
 from ringtrain._binding import options
-from ringtrain._bootstrap import start
+from ringtrain._bootstrap import opening
 from ringtrain._rendezvous.meeting import SECRET_BYTES, endpoint
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import Context
@@ -47,7 +47,7 @@ class World:
 
 
 def _open_tcp(addresses: Sequence[str], chosen: Mapping[str, object]) -> Context:
-    listener, listens = start.listen(",".join(endpoint(address, "0") for address in addresses))
+    listener, listens = opening.listen(",".join(endpoint(address, "0") for address in addresses))
     everyone = ranks.gathered((listens, secrets.token_bytes(SECRET_BYTES)))
     peers = [theirs for theirs, _ in everyone]
-    return start.open_tcp(listener, ranks.rank(), peers, bytearray(everyone[0][1]), 1, options.resolve(chosen))
+    return opening.open_tcp(listener, ranks.rank(), peers, bytearray(everyone[0][1]), 1, options.resolve(chosen))

@@ -25,7 +25,7 @@ from worlds import World, sizes
 import ringtrain as rt
 from ringtrain import errors
 from ringtrain._binding.buffers import as_buffer
-from ringtrain._bootstrap import start
+from ringtrain._bootstrap import opening
 from ringtrain._runtime import context, pending, stacks
 from ringtrain.testing import World as ThreadWorld
 
@@ -280,12 +280,12 @@ def test_wait_with_a_deadline(world):
 @own_world
 def test_start_that_not_all_ranks_join(monkeypatch):
     """The error names the option that sets the deadline."""
-    real = start.open_in_process
+    real = opening.open_in_process
 
     def all_but_the_last(hub, rank, chosen):
         return real(hub, rank, chosen) if rank < 2 else types.SimpleNamespace(abort=lambda cause: None)
 
-    monkeypatch.setattr(start, "open_in_process", all_but_the_last)
+    monkeypatch.setattr(opening, "open_in_process", all_but_the_last)
     with pytest.raises(TimeoutError, match="RINGTRAIN_START_TIMEOUT_SECONDS"):
         ThreadWorld(3, start_timeout_seconds=0.3)
 

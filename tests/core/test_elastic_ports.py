@@ -5,7 +5,8 @@ import threading
 from eventually import eventually
 
 from ringtrain._binding._native import as_text, ffi
-from ringtrain._bootstrap import membership
+from ringtrain._bootstrap import member as member_module
+from ringtrain._bootstrap.formed_world import FormedWorld
 from ringtrain._rendezvous.launcher import ElasticPlace
 from ringtrain.errors import InvalidArgumentError
 
@@ -38,12 +39,12 @@ class Link:
 
 
 def test_a_world_is_opened_before_a_port_for_the_next_one_is_there(monkeypatch):
-    monkeypatch.setattr(membership, "SECONDS_TO_LISTEN", 1.0)
+    monkeypatch.setattr(member_module, "SECONDS_TO_LISTEN", 1.0)
     opener = Opener()
-    member = membership.Member(ElasticPlace("0" * 31 + "1", 0, 0, "a", ""), "program", opener, Link())
+    member = member_module.Member(ElasticPlace("0" * 31 + "1", 0, 0, "a", ""), "program", opener, Link())
     texts = [as_text(text) for text in ("0" * 31 + "1", "a", "127.0.0.1:1")]
     members = ffi.new("rt_member[]", [{"uid": texts[0], "host": texts[1], "address": texts[2]}])
     action = ffi.new("rt_membership_action *", {"world": 1, "members": members, "member_count": 1})
-    form = membership._Form(action, b"")
+    form = FormedWorld(action, b"")
     member._connect(form)
     eventually(lambda: member._listener == 2, "the rank listens for its next world")

@@ -319,13 +319,13 @@ def test_sums_have_the_same_bits_over_tcp(mpi):
         import numpy as np, ringtrain as rt
         from mpi4py import MPI
         from ringtrain._binding import options
-        from ringtrain._bootstrap import start
+        from ringtrain._bootstrap import opening
         from ringtrain._runtime import context
         rt.init(host_layout="1+1+1")
-        listener, addresses = start.listen("127.0.0.1:0")
+        listener, addresses = opening.listen("127.0.0.1:0")
         peers = MPI.COMM_WORLD.allgather(addresses)
         chosen = options.resolve({"host_layout": "1+1+1"})
-        over_tcp = start.open_tcp(listener, rt.rank(), peers, bytearray(range(32)), 1, chosen)
+        over_tcp = opening.open_tcp(listener, rt.rank(), peers, bytearray(range(32)), 1, chosen)
         def sums():
             random = np.random.default_rng(rt.rank())
             return [rt.allreduce(random.standard_normal(count).astype(dtype), f"{count}.{dtype}", op).tobytes()

@@ -68,21 +68,21 @@ def test_library_parses_the_same_lines():
 @pytest.mark.on_threads("opens ranks with different options")
 @pytest.mark.parametrize("size", sizes(least=2))
 def test_ranks_must_agree_on_what_shapes_the_exchange(size):
-    from ringtrain._bootstrap import start
+    from ringtrain._bootstrap import opening
 
-    original = start.open_in_process
+    original = opening.open_in_process
 
     def differing(hub, rank, chosen):
         return original(hub, rank, {**chosen, "chunk_bytes": str(4096 * (1 + rank // (size - 1)))})
 
-    start.open_in_process = differing
+    opening.open_in_process = differing
     try:
         with pytest.raises(
             RingtrainError, match=f"RINGTRAIN_CHUNK_BYTES must be the same on all ranks.*rank {size - 1}"
         ):
             World(size)
     finally:
-        start.open_in_process = original
+        opening.open_in_process = original
 
 
 def test_log_level():

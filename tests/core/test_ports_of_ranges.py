@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ringtrain._bootstrap.start import listen
+from ringtrain._bootstrap.opening import listen
 from ringtrain.errors import InvalidArgumentError
 
 

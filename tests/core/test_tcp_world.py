@@ -16,7 +16,7 @@ import threading
 
 import pytest
 
-from ringtrain._bootstrap import start
+from ringtrain._bootstrap import opening
 from ringtrain._rendezvous import handshake
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
@@ -27,15 +27,15 @@ RANK = """
 import sys, time
 import numpy as np
 import ringtrain as rt
-from ringtrain._bootstrap import start
-from ringtrain._runtime.context import make_default
+from ringtrain._bootstrap import opening
+from ringtrain._runtime.context import default, make_default
 
 rank, options = int(sys.argv[1]), dict(each.split("=") for each in sys.argv[3:])
-listener, addresses = start.listen("127.0.0.1:0")
+listener, addresses = opening.listen("127.0.0.1:0")
 print(addresses, flush=True)
 secret = bytearray.fromhex(sys.stdin.readline())
 peers = sys.stdin.readline().split()
-make_default(start.open_tcp(listener, rank, peers, secret, 12345, options))
+make_default(opening.open_tcp(listener, rank, peers, secret, 12345, options))
 assert not any(secret)
 {work}
 """
@@ -253,7 +253,7 @@ try:
 except rt.RingtrainError as problem:
     print(type(problem).__name__, problem, flush=True)
     if rank == 0:
-        start.default().abort(f"rank 0 ended with an uncaught exception: {{problem}}")
+        default().abort(f"rank 0 ended with an uncaught exception: {{problem}}")
         time.sleep(0.5)
 import os
 os._exit(0)
@@ -355,9 +355,10 @@ def test_the_first_stranger_is_told_of_at_once_and_the_rest_with_their_number():
     """Whatever the program does meanwhile; tests/native/tcp_hello_test.cc has the minute between."""
     work = WORKS.replace(
         "stop = []",
-        "import os\nfrom ringtrain._binding import log\nfrom ringtrain._bootstrap import start\nfrom ringtrain._runtime import reports\n"
-        "start.lib.rt_ask_through(start.default().native, "
-        "reports.answer_requests(0, lambda: log.drain(start.default().native)))\nstop = []",
+        "import os\nfrom ringtrain._binding import log\nfrom ringtrain._binding._native import lib\n"
+        "from ringtrain._runtime import reports\n"
+        "lib.rt_ask_through(default().native, "
+        "reports.answer_requests(0, lambda: log.drain(default().native)))\nstop = []",
     )  # as init() does
     with Ranks(2, work) as ranks:
         assert [process.stdout.readline() for process in ranks.processes] == ["working\n"] * 2
@@ -410,23 +411,23 @@ def test_a_rank_calls_and_believes_the_twin_that_knows_the_secret():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        listener, own = start.listen("127.0.0.1:0")
+        listener, own = opening.listen("127.0.0.1:0")
         peers = [f"127.0.0.1:{peer.getsockname()[1]}", own]
         with pytest.raises(RingtrainError):
-            start.open_tcp(listener, 1, peers, bytearray(secret), 12345, {"start_timeout_seconds": "5"})
+            opening.open_tcp(listener, 1, peers, bytearray(secret), 12345, {"start_timeout_seconds": "5"})
         thread.join()
     assert heard[0] == claim_of(1, 0) and len(heard[1]) > 32
 
 
 def test_what_cannot_be_listened_on_or_opened_is_refused():
     with pytest.raises(InvalidArgumentError, match="expected an IP address and a port"):
-        start.listen("localhost:4711")
+        opening.listen("localhost:4711")
     with pytest.raises(InvalidArgumentError, match="expected the address of one interface"):
-        start.listen("0.0.0.0:0")
-    listener, addresses = start.listen("127.0.0.1:0")
+        opening.listen("0.0.0.0:0")
+    listener, addresses = opening.listen("127.0.0.1:0")
     with pytest.raises(InvalidArgumentError, match="the secret must have 32 bytes, but has 5"):
-        start.open_tcp(listener, 0, [addresses], bytearray(b"short"), 1, {})
+        opening.open_tcp(listener, 0, [addresses], bytearray(b"short"), 1, {})
     secret = bytearray(secrets.token_bytes(32))
     with pytest.raises(InvalidArgumentError, match=r"rank must be in \[0, 1\), got 1"):
-        start.open_tcp(listener, 1, [addresses], secret, 1, {})
+        opening.open_tcp(listener, 1, [addresses], secret, 1, {})
     assert not any(secret)

@@ -753,7 +753,7 @@ def test_a_world_of_one_waits_until_it_is_open(job: Job) -> None:
     """The launcher answers before this rank has opened the world; such a rank was once in a world that it had not."""
     program = """
         import time
-        from ringtrain._bootstrap.membership import Member
+        from ringtrain._bootstrap.member import Member
 
         def hears_slowly(member, told, hear=Member._hear):
             hear(member, told)

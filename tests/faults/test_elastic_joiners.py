@@ -188,7 +188,7 @@ def test_a_joiner_that_crashes_at_each_start_costs_the_others_nothing(job: Job) 
 
 
 STOPS_AS_IT_JOINS = """
-from ringtrain._bootstrap.membership import Member
+from ringtrain._bootstrap.member import Member
 
 def stop_before(self, form, connect=Member._connect):
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 # SECOND is the slot that dies next, once and after the death in window 4, where a line of RECOVERY says.
 PLANTED = """
-from ringtrain._bootstrap.membership import Member
+from ringtrain._bootstrap.member import Member
 import ringtrain.torch.elastic.transparent as states
 
 def die():

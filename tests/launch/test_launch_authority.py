@@ -18,7 +18,7 @@ import pytest
 import yaml
 from eventually import eventually
 
-from ringtrain._bootstrap import leading, start
+from ringtrain._bootstrap import elastic_opening, leading
 from ringtrain._rendezvous.by_address import Address
 from ringtrain._rendezvous.handshake import OBJECTS, REFUSAL, key_of_world
 from ringtrain._rendezvous.server import Server
@@ -291,7 +291,7 @@ def test_wrong_variables_are_named(variables: dict[str, str], text: str, monkeyp
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidArgumentError, match=text):
-        start._led_by_an_authority(variables["RINGTRAIN_AUTHORITY"], {})
+        elastic_opening._led_by_an_authority(variables["RINGTRAIN_AUTHORITY"], {})
 
 
 @pytest.mark.parametrize(
