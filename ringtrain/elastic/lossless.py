@@ -18,8 +18,9 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
+from ringtrain.elastic.standing import Training
 from ringtrain.elastic.state import State
-from ringtrain.elastic.transaction import Training, Transaction
+from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 Result = TypeVar("Result")

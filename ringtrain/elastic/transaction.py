@@ -16,15 +16,13 @@ What is framework-specific is a ``Training``'s.
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from enum import IntEnum
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
 from ringtrain._binding.buffers import as_buffer
 from ringtrain._binding.log import logger
-from ringtrain._bootstrap.membership import Member
+from ringtrain._bootstrap.member import Member
 from ringtrain._runtime import error_feedback
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.objects import allgather_object
@@ -33,8 +31,9 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._training import guard
 from ringtrain._training.guard import Part, Result, awaited
-from ringtrain.elastic.likeness import Outline, refusal, unlike
+from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.sets import Sets
+from ringtrain.elastic.standing import Stage, Standing, Training, set_of, standing_of
 from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
 from ringtrain.errors import (
     InternalError,
@@ -53,49 +52,6 @@ _OUTLINE = "ringtrain.elastic.outline"
 _DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
 _ALL_BITS = 0xFFFFFFFF  # of a checksum
-
-
-class _Stage(IntEnum):
-    """How far a rank is with the part behind the last one that it has released; the core's numbers."""
-
-    IDLE = 0
-    BEGUN = 1
-    WHOLE = 2
-
-
-class _Standing(NamedTuple):
-    """What a rank says of itself: a row of whole numbers, as the core has it."""
-
-    holds_state: bool
-    released: int
-    stage: _Stage
-    dealt_in: int
-    has_sets: bool
-
-
-class Training(Protocol):
-    """What a transaction goes on with in another world."""
-
-    def enter_world(self) -> None:
-        """The default context is another one. What was under way in the one before is nothing any more."""
-
-    def outline(self) -> Outline:
-        """What the state has, as far as ranks must have it alike before one takes over what another has."""
-
-    def take_state(self) -> None:
-        """Takes the state of rank 0, on all ranks together, between two steps."""
-
-    def deal(self, size: int, place: int) -> None:
-        """The samples of the next window are dealt to so many ranks, of which this is the one at that place."""
-
-    def drawn(self) -> str:
-        """What this rank has drawn for the open window, in words that must be the same on all ranks."""
-
-    def finish_window(self, contributors: set[int] | None) -> None:
-        """All results of a window are released: the samples that these places have drawn are in them; None: of all."""
-
-    def weight(self, contributors: set[int] | None) -> int | None:
-        """What this rank's inputs of the open window count in an average over these places, None: all; None if all count alike."""
 
 
 class Transaction:
@@ -134,7 +90,7 @@ class Transaction:
     def weight(self) -> int | None:
         """What this rank's inputs of the open window count in an average of the present world; None if all count alike."""
         count = lib.rt_steps_contributors(self._steps, self._places)
-        return self._training.weight(_set_of(self._places[0], count))
+        return self._training.weight(set_of(self._places[0], count))
 
     def run(
         self,
@@ -310,7 +266,7 @@ class Transaction:
 
     def pause(self) -> bool:
         """Takes the next world between two steps, if all have agreed to; who waits to join is in it. Returns whether it did."""
-        if not self._pauses or lib.rt_steps_stage(self._steps) != _Stage.IDLE:
+        if not self._pauses or lib.rt_steps_stage(self._steps) != Stage.IDLE:
             return False
         try:
             allreduce(np.zeros(1, np.uint8), op=Max, name=_PAUSE)  # nobody is waited for once the first has left
@@ -353,17 +309,17 @@ class Transaction:
         rows = allgather(np.array([self._standing()], np.int64), name=_ROW)
         place = ffi.new("int32_t *")
         if not counted(lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)):
-            standings = [_standing_of(row) for row in rows.tolist()]
+            standings = [standing_of(row) for row in rows.tolist()]
             raise InternalError(f"elastic: a window was released that not all ranks held: {standings}.")
         # Of those whose shares of an open window's samples are still there.
         places = [] if place[0] < 0 else allgather(np.array([place[0]]), name=_PLACE).tolist()
         require(lib.rt_steps_settle(self._steps, places, len(places)))
         self._carry_out()
 
-    def _standing(self) -> _Standing:
-        own = ffi.new("int64_t[]", len(_Standing._fields))
+    def _standing(self) -> Standing:
+        own = ffi.new("int64_t[]", len(Standing._fields))
         lib.rt_steps_standing(self._steps, self._sets.are_known(), own)
-        return _standing_of(list(own))
+        return standing_of(list(own))
 
     def _carry_out(self) -> None:
         """What the core has decided, in its order."""
@@ -372,7 +328,7 @@ class Transaction:
             _DEEDS[effect.kind](self, effect)
 
     def _finish_window(self, effect: CData) -> None:
-        self._training.finish_window(_set_of(effect.places, effect.count))
+        self._training.finish_window(set_of(effect.places, effect.count))
 
     def _deal(self, effect: CData) -> None:
         self._training.deal(effect.size, effect.place)
@@ -420,16 +376,6 @@ _DEEDS: tuple[Callable[[Transaction, CData], None], ...] = (
     Transaction._renew_sets,
     Transaction._take_state,
 )
-
-
-def _set_of(places: CData, count: int) -> set[int] | None:
-    """Places of contributors; None: all."""
-    return None if count < 0 else set(places[0:count])
-
-
-def _standing_of(row: list[int]) -> _Standing:
-    holds_state, released, stage, dealt_in, has_sets = row
-    return _Standing(bool(holds_state), released, _Stage(stage), dealt_in, bool(has_sets))
 
 
 def _nothing() -> Generator[Operation, None, None]:

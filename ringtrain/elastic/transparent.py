@@ -7,37 +7,30 @@ state of their own. With a ``BatchSampler`` a step begins where its samples are 
 """
 
 import os
-import random
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain._binding.log import logger
 from ringtrain._bootstrap import membership
 from ringtrain._runtime import operations
-from ringtrain._runtime.context import Context, current, is_initialized
-from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import Average, Compression
-from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.guard import Part
 from ringtrain._training.watch import Comparison
-from ringtrain.elastic.adapters import Adapter, adapter_of, enter_world
-from ringtrain.elastic.lossless import LosslessState, checked_progress, require_averages, require_one_sampler
+from ringtrain.elastic.followed import follow
+from ringtrain.elastic.lossless import LosslessState, checked_progress, require_averages
 from ringtrain.elastic.sampler import BatchSampler
-from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.state import State
+from ringtrain.elastic.state_files import StateFiles
+from ringtrain.elastic.training import StateTraining, only_sampler
 from ringtrain.elastic.transaction import Transaction
+from ringtrain.elastic.values import StateValues
 from ringtrain.errors import InvalidArgumentError
 
 Result = TypeVar("Result")
-_OBJECTS = "ringtrain.elastic.objects"
-_DUE = "ringtrain.elastic.save_every.due"
-_RANDOM = "ringtrain.elastic.random_states"
 
 
 class TransparentState(LosslessState):
@@ -81,7 +74,7 @@ class TransparentState(LosslessState):
 
     _SURVIVED = Part.LAST  # each operation is a window of its own
     # That ranks that join take over, beside the values.
-    _GIVEN: Sequence[str] = ("_size", "_refusal", "_random", "_saved_behind")
+    _GIVEN: Sequence[str] = ("_size", "_refusal", "_of_files")
 
     def __init__(self, *, process_sets: Rule | None = None, **objects: Any):
         super().__init__(objects, process_sets)
@@ -89,15 +82,14 @@ class TransparentState(LosslessState):
         given |= checked_progress({name: given[name] for name in ("epoch", "batch", "step")})
         for name, value in given.items():
             setattr(self, name, value)
-        self._names = sorted(given)
+        self._values = StateValues(self, given)
+        self._files = StateFiles(self, self._values)
         self._in_epochs = False
-        self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
         self._refusal = ""  # why the job cannot begin
-        self._random: Sequence[Any] | None = None  # random states of all ranks, from which they are to go on
-        self._sampler = _only_sampler(objects.values())
+        self._sampler = only_sampler(objects.values())
         self._is_in_step = False  # its samples are drawn, and the loop has not come back for others
         self._comparison: Comparison | None = None  # of the gradients that are reduced next
-        self._training = _Training(self)
+        self._training = StateTraining(self, self._values, self._sampler, self._GIVEN)
         member = membership.current()
         self._transaction = None if member is None else Transaction(member, self._training, sets=self._sets)
         if self._sampler is not None:
@@ -107,7 +99,7 @@ class TransparentState(LosslessState):
 
     def be_followed(self) -> None:
         """Is the one that ``followed`` returns, until another one is."""
-        _follow(self, elastic=self._transaction is not None)
+        follow(self, elastic=self._transaction is not None)
 
     # ---- the loop ----
 
@@ -191,16 +183,7 @@ class TransparentState(LosslessState):
                 begins, since none of its own would stay beside these.
             UnsupportedError: a sharded embedding, whose rows are each rank's own.
         """
-        check_keep(keep)
-        for adapter, values in self._by_adapter().items():
-            adapter.refuse_in_file(values)
-        for name in self._plain_names():
-            if not is_plain(value := getattr(self, name)):
-                raise InvalidArgumentError(
-                    f"save_every: values must be numbers, texts, arrays, or containers of these, but '{name}' is or has something "
-                    f"else ({type(value).__name__}). Give what it counts instead."
-                )
-        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
+        self._files.save_every(folder, steps, minutes, epochs, keep)
 
     def resume(self, folder: "str | os.PathLike[str]") -> bool:
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
@@ -212,103 +195,30 @@ class TransparentState(LosslessState):
             InvalidArgumentError: the file has other values than this state, or cannot be read.
             UnsupportedError: as by ``save_every``.
         """
-        for adapter, values in self._by_adapter().items():
-            adapter.refuse_in_file(values)
-        found = Folder(folder).newest()
-        if found is None:
-            return False
-        path, kept = found
-        if kept["names"] != self._names:
-            raise InvalidArgumentError(
-                f"resume: expected a file with {', '.join(self._names)} but found {', '.join(kept['names'])} in {path}. Make the "
-                "State with the values that it was saved with, or use another folder."
-            )
-        for (adapter, values), theirs in zip(self._by_adapter().items(), kept["values"], strict=True):
-            try:
-                adapter.take_from_file(values, theirs)
-            except (ValueError, TypeError, KeyError) as problem:
-                kinds = ", ".join(type(value).__name__ for value in values)
-                raise InvalidArgumentError(
-                    f"resume: expected the values of {kinds} in {path} to be like this State's but they are not ({problem}). Make the "
-                    "State as it was when the file was written, or use another folder."
-                ) from problem
-        for name, value in kept["plain"].items():
-            if not _copied_into(getattr(self, name), value):
-                setattr(self, name, value)
-        self._random = kept["random"]
-        self._take_from_file(kept)
-        return True
+        kept = self._files.resume(folder)
+        if kept is not None:
+            self._take_from_file(kept)
+        return kept is not None
 
     def save_if_due(self) -> None:
         """To be called on all ranks alike, where the state is whole."""
-        if self._saves is None:
-            return
-        folder, plan, keep = self._saves
-        due = plan.is_due(self.step, self.epoch, self.batch > 0)
-        if not due and plan.asks_at(self.step):
-            own = np.array(plan.answer(self.step, monotonic()), np.int64)
-            is_time, next_look = self.survive(lambda: operations.broadcast(own, 0, _DUE)).tolist()
-            due = plan.hear(self.step, monotonic(), (is_time, next_look))
-        if not due:
-            return
-        plan.note(self.step, monotonic(), self.epoch)
-        states = self.survive(lambda: allgather_object(self._random_states(), _RANDOM))
-        if current().rank != 0:
-            return
-        try:
-            with long_phase(LONGEST_SAVE):
-                folder.write(self.step, self._in_file(states), keep)
-        except (OSError, InvalidArgumentError) as problem:
-            logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
+        self._files.save_if_due()
 
-    def _in_file(self, states: Sequence[Any]) -> dict[str, Any]:
-        return {
-            "names": self._names,
-            "values": [adapter.in_file(values) for adapter, values in self._by_adapter().items()],
-            "plain": {name: getattr(self, name) for name in self._plain_names()},
-            "random": list(states),
-        }
+    def _in_file(self, content: dict[str, Any]) -> dict[str, Any]:
+        """What a file has; a derived class puts more beside."""
+        return content
 
     def _take_from_file(self, kept: dict[str, Any]) -> None:
         """Takes what a derived class has put beside."""
 
     @property
-    def _saved_behind(self) -> tuple[int, int, int] | None:
-        """How far the plan of the files is, which ranks agree on."""
-        return None if self._saves is None else self._saves[1].progress
+    def _of_files(self) -> Any:
+        """What ranks that join take over of the files."""
+        return self._files.given
 
-    @_saved_behind.setter
-    def _saved_behind(self, progress: tuple[int, int, int] | None) -> None:
-        if self._saves is not None and progress is not None:
-            self._saves[1].progress = progress
-
-    def _random_states(self) -> list[Any]:
-        return [
-            random.getstate(),
-            np.random.get_state(legacy=True),
-            *(adapter.random_states(values) for adapter, values in self._by_adapter().items()),
-        ]
-
-    def _draw_on(self) -> None:
-        """Goes on with the random numbers behind those of the saved training, on as many ranks."""
-        states, self._random = self._random, None
-        if states is None or len(states) != current().size:
-            return
-        of_python, of_numpy, *of_adapters = states[current().rank]
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for (adapter, values), each in zip(self._by_adapter().items(), of_adapters, strict=True):
-            adapter.draw_on(values, each)
-
-    def _by_adapter(self) -> dict[Adapter, list[Any]]:
-        found: dict[Adapter, list[Any]] = {}
-        for name in self._names:
-            if (adapter := adapter_of(value := getattr(self, name))) is not None:
-                found.setdefault(adapter, []).append(value)
-        return found
-
-    def _plain_names(self) -> list[str]:
-        return [name for name in self._names if adapter_of(getattr(self, name)) is None]
+    @_of_files.setter
+    def _of_files(self, theirs: Any) -> None:
+        self._files.given = theirs
 
     # ---- what survives ----
 
@@ -337,17 +247,10 @@ class TransparentState(LosslessState):
         Raises:
             RingtrainError: what another world would meet again, such as a MismatchError.
         """
-        return self.survive(
-            lambda: operations.allreduce(
-                tensor,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                compression=compression,
-                weight=self._share(op, [tensor]) if weight is None else weight,
-            )
+        reduce = partial(
+            operations.allreduce, tensor, name, op, prescale_factor, postscale_factor, compression=compression
         )
+        return self.survive(lambda: reduce(weight=self._share(op, [tensor]) if weight is None else weight))
 
     def grouped_allreduce(
         self,
@@ -360,17 +263,10 @@ class TransparentState(LosslessState):
         weight: int | None = None,
     ) -> list[Any]:
         """``allreduce`` of several arrays as one operation: the results are those of the same ranks."""
-        return self.survive(
-            lambda: operations.grouped_allreduce(
-                tensors,
-                name,
-                op,
-                prescale_factor,
-                postscale_factor,
-                compression=compression,
-                weight=self._share(op, tensors) if weight is None else weight,
-            )
+        reduce = partial(
+            operations.grouped_allreduce, tensors, name, op, prescale_factor, postscale_factor, compression=compression
         )
+        return self.survive(lambda: reduce(weight=self._share(op, tensors) if weight is None else weight))
 
     def share(self, op: int | None) -> int | None:
         """What this rank counts in an average of gradients, in the present attempt; None if all count alike.
@@ -420,8 +316,7 @@ class TransparentState(LosslessState):
         if self._has_entered:
             return
         self._has_entered = True
-        if self._saves is not None:
-            self._refusal = self._saves[0].refuse_later_than(self.step)
+        self._refusal = self._files.refusal()
         if self._transaction is None:
             self._sets.make()
             self._training.take_state()
@@ -430,12 +325,12 @@ class TransparentState(LosslessState):
         if self._refusal:
             raise InvalidArgumentError(self._refusal)
         if self.batch == 0:
-            self._draw_on()
+            self._files.draw_on()
         self._tell_change()
 
     def between_steps(self) -> None:
         """Lets ranks join and leave, if all have agreed on it. To be called on all ranks alike, where the state is whole."""
-        self._draw_on()
+        self._files.draw_on()
         if self._transaction is not None:
             self._transaction.close()  # of rows that were looked up since, as to evaluate
         self._save_between_steps()
@@ -450,9 +345,6 @@ class TransparentState(LosslessState):
         """Returns when all ranks have the last step."""
         if self._transaction is not None:
             self._transaction.finish()
-
-    def _values(self) -> list[Any]:
-        return [getattr(self, name) for name in self._names]
 
     # ---- its sampler ----
 
@@ -498,109 +390,9 @@ class TransparentState(LosslessState):
             self._sampler.set_epoch(self.epoch)
 
 
-class _Training:
-    """What the transaction of a state goes on with; it owns nothing."""
-
-    def __init__(self, state: TransparentState):
-        self._state = state
-
-    def enter_world(self) -> None:
-        """Tells the frameworks."""
-        enter_world(self._state._values())
-
-    def outline(self) -> dict[str, str]:
-        """What the frameworks' values are; arrays and plain ones may be others on rank 0, and take the place of these."""
-        state = self._state
-        found = dict.fromkeys(state._names, "a value")
-        for adapter, values in state._by_adapter().items():
-            found |= adapter.outline(values)
-        return found
-
-    def take_state(self) -> None:
-        """Takes the values of rank 0."""
-        state = self._state
-        by_adapter = state._by_adapter()
-        told = [*state._plain_names(), *state._GIVEN]
-        theirs = broadcast_object({name: getattr(state, name) for name in told}, 0, _OBJECTS)
-        for name, value in theirs.items():
-            if not _copied_into(getattr(state, name, None), value):
-                setattr(state, name, value)
-        for adapter, values in by_adapter.items():
-            adapter.take_over(values)
-
-    def deal(self, size: int, place: int) -> None:
-        """Deals the samples of the next window; without a sampler they are the script's."""
-        if (sampler := self._state._sampler) is not None:
-            sampler.deal(size, place)
-
-    def drawn(self) -> str:
-        """What this rank has drawn for the open window."""
-        sampler = self._state._sampler
-        return "" if sampler is None else sampler.drawn
-
-    def finish_window(self, contributors: set[int] | None) -> None:
-        """Counts the samples of a window."""
-        if (sampler := self._state._sampler) is not None:
-            sampler.finish_window(contributors)
-
-    def weight(self, contributors: set[int] | None) -> int | None:
-        """The samples of this rank, where shares differ; without a sampler all count alike, unless the script says otherwise."""
-        sampler = self._state._sampler
-        return None if sampler is None else sampler.weight(contributors)
-
-
-# ---- the state of this process ----
-
-_followed: TransparentState | None = None
-# In a job that is not elastic one with a sampler, which weighs gradients there, too; ranks may be threads of a process. A state
-# may lead to its context, by an optimizer of its, so it is not kept alive here.
-_of_worlds: "weakref.WeakKeyDictionary[Context, weakref.ref[TransparentState]]" = weakref.WeakKeyDictionary()
-
-
-def _follow(state: TransparentState, elastic: bool) -> None:
-    global _followed
-    if elastic:
-        _followed = state
-    else:
-        _of_worlds[current()] = weakref.ref(state)
-
-
-def followed() -> TransparentState | None:
-    """The state whose steps this process takes, the one made last; None without one.
-
-    In a job that is not elastic also None if it has no sampler: its gradients need nothing of it.
-    """
-    if _followed is not None or not _of_worlds or not is_initialized():
-        return _followed
-    refer = _of_worlds.get(current())
-    return None if refer is None else refer()
-
-
-def surviving(function: Callable[[], Result]) -> Result:
-    """``survive`` of that state; the plain function without one."""
-    state = followed()
-    return function() if state is None else state.survive(function)
-
-
 State.with_values = TransparentState
-
-
-def _only_sampler(values: Iterable[Any]) -> BatchSampler | None:
-    samplers = [value for value in values if isinstance(value, BatchSampler)]
-    require_one_sampler("BatchSampler", len(samplers))
-    return samplers[0] if samplers else None
 
 
 def _is_floating(tensor: Any) -> bool:
     dtype = getattr(tensor, "dtype", None)
     return "float" in str(np.asarray(tensor).dtype if dtype is None else dtype)
-
-
-def _copied_into(own: Any, value: Any) -> bool:
-    """Whether an array has got the values of another one: others may refer to it."""
-    if not (isinstance(own, np.ndarray) and isinstance(value, np.ndarray) and own.flags.writeable):
-        return False
-    if own.dtype != value.dtype or own.shape != value.shape or own.dtype.hasobject:
-        return False
-    np.copyto(own, value)
-    return True

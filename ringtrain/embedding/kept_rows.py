@@ -19,7 +19,7 @@ from ringtrain._runtime.operations import Max, allreduce
 from ringtrain._runtime.pending import Operation
 from ringtrain._training.adapter.hosts import Place, ranks_by_host
 from ringtrain._training.guard import under_way
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.layout import Layout, laid_out, lost, sources, words_for

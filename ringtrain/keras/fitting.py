@@ -15,7 +15,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
 from ringtrain._training.trained import Parameter, are_alike, unequal_trained
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within

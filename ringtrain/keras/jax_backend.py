@@ -27,7 +27,7 @@ from ringtrain._training.needs import check_needs
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Comparison, Watch
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.jax import names as naming
 from ringtrain.jax.watching import FORMS, watched_in_a_program
 from ringtrain.keras.presence import Combine, combine_each, reduce_present

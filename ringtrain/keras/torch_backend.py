@@ -15,7 +15,7 @@ from ringtrain._training.drift import Settings
 from ringtrain._training.grouping import Groups
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Comparison, Forms, Watch
-from ringtrain.elastic.transparent import followed, surviving
+from ringtrain.elastic.followed import followed, surviving
 from ringtrain.embedding.table import with_rows
 from ringtrain.keras.presence import Combine, reduce_present
 from ringtrain.keras.stepping import CALLED

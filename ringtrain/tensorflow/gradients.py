@@ -22,7 +22,7 @@ from ringtrain._training.needs import check_needs
 from ringtrain._training.on_host import HostSettings
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.elastic import TransparentState
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import on_host, presence, surviving

@@ -13,7 +13,7 @@ from ringtrain._runtime import operations
 from ringtrain._training import residuals
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Watch
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.keras.stepping import CALLED
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle

@@ -19,7 +19,7 @@ from ringtrain._training.adapter.slots import Slots
 from ringtrain._training.drift import Settings, Words, digest_of
 from ringtrain._training.session import Session
 from ringtrain._training.watch import ARRAYS, Comparison, Forms, Watch
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept

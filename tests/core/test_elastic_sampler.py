@@ -12,7 +12,7 @@ import ringtrain as rt
 import ringtrain.elastic
 from ringtrain._runtime.context import current
 from ringtrain._training.sharding import order as order_of
-from ringtrain.elastic import transparent
+from ringtrain.elastic import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
@@ -57,12 +57,12 @@ def test_behind_its_world_nobody_follows_a_state():
     def train(_rank):
         sampler = rt.elastic.BatchSampler(COUNT, batch_size=3)
         state = rt.elastic.State(sampler=sampler, context=current())
-        assert transparent.followed() is state
+        assert followed.followed() is state
         return state
 
     with World(1) as world:
         (state,) = world.run(train)
-    assert transparent.followed() is None
+    assert followed.followed() is None
     refer = weakref.ref(state)
     del state, world
     gc.collect()

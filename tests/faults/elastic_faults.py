@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ringtrain as rt
 from ringtrain._bootstrap import membership
-from ringtrain.elastic import TransparentState, adapters, transparent  # noqa: F401  faults use them
+from ringtrain.elastic import TransparentState, adapters, transparent, values  # noqa: F401  faults use them
 from ringtrain.elastic.transaction import Transaction  # noqa: F401
 from ringtrain.errors import PeerLostError
 

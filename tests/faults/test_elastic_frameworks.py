@@ -208,8 +208,8 @@ def test_inputs_that_are_not_kept_would_be_found(job: Job) -> None:
 def test_a_rank_that_joins_without_the_state_would_be_found(job: Job, tmp_path: Path) -> None:
     """A planted fault: the rank that comes again to slot 1 gets the numbers of the others, and keeps values of its own."""
     planted = (
-        "copied, again = transparent._copied_into, (folder / 'struck-1-4-begun').exists\n"
-        "transparent._copied_into = lambda own, value: (\n"
+        "copied, again = values._copied_into, (folder / 'struck-1-4-begun').exists\n"
+        "values._copied_into = lambda own, value: (\n"
         "    slot == 1 and again() and hasattr(own, 'shape') or copied(own, value))"
     )
     faults = json.dumps({"1/4/begun": KILL})

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtrain._runtime.context import current
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError
 
 

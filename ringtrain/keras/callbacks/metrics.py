@@ -8,7 +8,7 @@ from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain._training.adapter.checks import require_alike
-from ringtrain.elastic.transparent import surviving
+from ringtrain.elastic.followed import surviving
 
 
 class MetricHooks:

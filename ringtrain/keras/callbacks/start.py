@@ -8,7 +8,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain._training.adapter.checks import require_alike
-from ringtrain.elastic.transparent import followed
+from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import reduction_of, reduction_within

@@ -131,13 +131,13 @@ class FitState(TransparentState):
             return None
         return resumed[0]
 
-    def _in_file(self, states: Sequence[Any]) -> dict[str, Any]:
+    def _in_file(self, content: dict[str, Any]) -> dict[str, Any]:
         remembered = self._remembered
         assert remembered is not None
         memory = {
             name: {key: value for key, value in told.items() if is_plain(value)} for name, told in remembered[0].items()
         }
-        return {**super()._in_file(states), "remembered": (memory, remembered[1])}
+        return {**super()._in_file(content), "remembered": (memory, remembered[1])}
 
     def _take_from_file(self, kept: dict[str, Any]) -> None:
         self._resumed = kept["remembered"]
