@@ -231,13 +231,13 @@ def _dealt(table: KeepsRows) -> Kept:
     lines = table.lines()
     told = allgather_object(
         _Told(
-            Place(context.rank, context.local_rank, context.local_size, context.cross_rank),
-            None if kept is None else kept.world,
-            None if kept is None else kept.rank,
-            None if kept is None else kept.layout,
-            {key: (each.shape, each.rows.array.dtype.str) for key, each in lines.items()},
-            table.rest(),
-            table.fills_lost,
+            place=Place(context.rank, context.local_rank, context.local_size, context.cross_rank),
+            world=None if kept is None else kept.world,
+            rank=None if kept is None else kept.rank,
+            layout=None if kept is None else kept.layout,
+            state={key: (each.shape, each.rows.array.dtype.str) for key, each in lines.items()},
+            rest=table.rest(),
+            fills=table.fills_lost,
         ),
         f"embedding.{table.name}.kept",
     )

@@ -150,11 +150,11 @@ class Authority:
         action = self._given
         require(lib.rt_authority_next(self._native, action))
         return Action(
-            action.kind,
-            text_at(action.host),
-            action.slot,
-            text_at(action.uid),
-            bytes_at(action.frame, action.frame_bytes),
-            bool(action.well),
-            text_at(action.text),
+            kind=action.kind,
+            host=text_at(action.host),
+            slot=action.slot,
+            uid=text_at(action.uid),
+            frame=bytes_at(action.frame, action.frame_bytes),
+            well=bool(action.well),
+            text=text_at(action.text),
         )

@@ -7,7 +7,6 @@ another signal n to the launcher.
 
 from __future__ import annotations
 
-import functools
 import os
 import shlex
 import sys
@@ -28,17 +27,18 @@ from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import ScriptError
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
+from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.hosts import HostsError
-from ringtrain.launch.job import PATIENCE, Job, LeftJobError, command_line
+from ringtrain.launch.job import PATIENCE, Job, LeftJobError
 from ringtrain.launch.job_folder import JobFolder
-from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.output import Terminal
+from ringtrain.launch.mpi import Installation, LaunchError, command_line
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.planning import idle_flags, make_plan, warnings
 from ringtrain.launch.preflight import check_hosts
-from ringtrain.launch.reach import hang_up_on
 from ringtrain.launch.streams import StdoutError, with_its_output
 from ringtrain.launch.surroundings import check_command, check_surroundings, earlier_output, make_folder, make_room_for
+from ringtrain.launch.terminal import Terminal
 from ringtrain.version import __version__
 
 LAUNCH_FAILED = 125
@@ -271,7 +271,7 @@ def _plan_and_launch(given: Mapping[str, Any], terminal: Terminal) -> int:
         elastic_flags.refuse_beside_resume(click.get_current_context())
         return take_up(given["resume"], terminal)
     terminal.take_form(log.Json() if given["log_json"] else log.Text(), given["shows_time"])
-    plan = make_plan(given, os.environ, functools.partial(terminal.say, kind="waiting"))
+    plan = make_plan(given, os.environ, terminal.say_waiting)
     remarks = ranks_options.remarks({**os.environ, **plan.exported})
     for line in [*idle_flags(given), *warnings(given), *remarks]:
         terminal.say(line)
@@ -297,9 +297,8 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         return 0
     if plan.folder:
         make_folder(plan.folder)
-    waits = functools.partial(terminal.say, kind="waiting")
     least = plan.elastic.minimum if plan.elastic and not plan.by_srun else None  # in an allocation no host comes later
-    agents, networks, absent = check_hosts(plan, installation, environment, waits, least)
+    agents, networks, absent = check_hosts(plan, installation, environment, terminal.say_waiting, least)
     confirmed = choice.confirmed(networks)
     if confirmed is not choice:
         plan, installation = prepare(asked, confirmed.installation, given)
@@ -313,16 +312,15 @@ def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
         terminal.say(kept)
     settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])
     environment = settings_of_shells | job_environment(given, plan, installation, networks, terminal.live)
+    allocation = Allocation(installation, agents, environment, networks, absent)
     if plan.elastic is None:
-        return Job(plan, installation, terminal, agents, environment, networks).run()
+        return Job(plan, allocation, terminal).run()
     try:
         folder = JobFolder.make()
     except LaunchError:
         hang_up_on(agents)
         raise
-    return ElasticJob(
-        plan, installation, terminal, agents, environment, networks, plan.elastic, folder, absent=absent
-    ).run()
+    return ElasticJob(plan, allocation, terminal, plan.elastic, folder).run()
 
 
 def take_up(name: str, terminal: Terminal) -> int:
@@ -339,8 +337,8 @@ def take_up(name: str, terminal: Terminal) -> int:
     plan, installation = prepare(plan, transport.choose(plan, given).installation, given)
     environment = job_environment(given, plan, installation, outline.networks, terminal.live)
     taken = resume.take_over(folder, outline)
-    agents = list(taken.found)
-    return ElasticJob(plan, installation, terminal, agents, environment, outline.networks, rules, folder, taken).run()
+    allocation = Allocation(installation, list(taken.found), environment, outline.networks)
+    return ElasticJob(plan, allocation, terminal, rules, folder, taken).run()
 
 
 def prepare(plan: Plan, installation: Installation, given: dict[str, str]) -> tuple[Plan, Installation]:

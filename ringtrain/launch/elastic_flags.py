@@ -126,15 +126,15 @@ def rules(given: Mapping[str, Any], minimum: int, maximum: int) -> Rules | None:
     notices = signals_of_a_notice(given["notice_signal"])
     launcher_grace = LAUNCHER_GRACE if given["launcher_grace"] is None else given["launcher_grace"]
     return Rules(
-        minimum,
-        wait,
-        first,
-        longest,
-        reset_limit,
-        grace,
-        notices,
-        launcher_grace,
-        maximum if given["batch"] == "constant" else 0,
+        minimum=minimum,
+        wait=wait,
+        first_pause=first,
+        longest_pause=longest,
+        reset_limit=reset_limit,
+        notice_grace=grace,
+        notices=notices,
+        launcher_grace=launcher_grace,
+        planned=maximum if given["batch"] == "constant" else 0,
     )
 
 

@@ -9,7 +9,6 @@ from ringtrain.launch.engine import Engine
 from ringtrain.launch.job_output import JobOutput
 from ringtrain.launch.meeting import LET_ALL_COME
 from ringtrain.launch.mpi import LaunchError
-from ringtrain.launch.output import Terminal
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.ranks import (
     Rank,
@@ -20,6 +19,7 @@ from ringtrain.launch.ranks import (
     host_without_engine,
     left_before,
 )
+from ringtrain.launch.terminal import Terminal
 
 
 class Ends:

@@ -5,25 +5,46 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtrain._rendezvous.agent_protocol import FreePort, Serve
 from ringtrain.launch.agent.command import OF_HOROVODRUN
 from ringtrain.launch.environment import for_horovod, listening, of_host, of_rank_0
+from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.reach import Agent, HostError
+from ringtrain.launch.reach import Agent
 
 SECONDS_OF_SILENCE = 30.0  # until the agent of another host takes the launcher for dead
+
+
+@dataclass
+class Allocation:
+    """What a job runs on, as the checks of its hosts have found it.
+
+    Attributes:
+        installation: the MPI of all hosts, or none.
+        agents: of the hosts that are used, at any time.
+        environment: of the engine and of all ranks.
+        networks: which all hosts share; None for one host.
+        absent: hosts of the plan that are not among the agents', and why.
+    """
+
+    installation: Installation
+    agents: list[Agent]
+    environment: Mapping[str, str]
+    networks: Chosen | None = None
+    absent: Mapping[Host, str] = field(default_factory=dict)
 
 
 class HostSetup:
     """What is the same for all hosts of a job, from which each agent's request to serve is made.
 
-    agents: of the job, as they are at any time. window: bytes of output that an agent may send ahead.
+    window: bytes of output that an agent may send ahead.
 
     Attributes:
         plan, installation, environment: of the job.
@@ -36,9 +57,7 @@ class HostSetup:
     def __init__(
         self,
         plan: Plan,
-        installation: Installation,
-        environment: Mapping[str, str],
-        agents: Sequence[Agent],
+        allocation: Allocation,
         socket: str,
         window: int,
     ):
@@ -47,9 +66,9 @@ class HostSetup:
         self.grace = 0.0
         self.key = ""
         self.plan = plan
-        self.installation = installation
-        self.environment = environment
-        self._agents = agents
+        self.installation = allocation.installation
+        self.environment = allocation.environment
+        self._agents = allocation.agents
         self._window = window
         self._ignored: list[int] = []  # signals that the launcher ignores, and so the ranks
         self._function = ""  # that `ringtrain.run` wants called

@@ -11,11 +11,9 @@ from __future__ import annotations
 import secrets
 import selectors
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from ringtrain._rendezvous.agent_protocol import RankNews
 from ringtrain.launch import signals
@@ -25,20 +23,21 @@ from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.agents import Agents
 from ringtrain.launch.ends import Ends
 from ringtrain.launch.engine import Engine, Program
-from ringtrain.launch.host_setup import HostSetup
+from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_setup import Allocation, HostSetup
 from ringtrain.launch.job_output import JobOutput
 from ringtrain.launch.meeting import Answer, Meetings
-from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.networks import Chosen
+from ringtrain.launch.mpi import LaunchError, command_line
 from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
-from ringtrain.launch.output import EngineStream, Terminal
+from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.ranks import LOST, Rank
-from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.reach import Agent
 from ringtrain.launch.stopped import StoppedRanks
+from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.writing import Patience
 
-RANK_PROGRAM = Path(__file__).with_name("rank.py")
 SECONDS_TO_REPORT = 2.0  # for the other ranks, after a failure, to say what they saw
 SECONDS_BETWEEN_BEATS = 5.0
 SECONDS_OF_ONE_SIGNAL = 0.3  # that comes twice: `timeout` sends it to the launcher, and to its group
@@ -59,22 +58,17 @@ class Job:
     def __init__(
         self,
         plan: Plan,
-        installation: Installation,
+        allocation: Allocation,
         terminal: Terminal,
-        agents: list[Agent],
-        environment: Mapping[str, str],
-        networks: Chosen | None = None,
         taken_up: str = "",
     ):
         self.plan = plan
-        self.installation = installation
+        self.allocation = allocation
         self.terminal = terminal
-        self.agents = agents
-        self.environment = environment
-        self.networks = networks
+        self.agents, installation = allocation.agents, allocation.installation
         self.output = JobOutput(plan, terminal)
         socket = taken_up or f"ringtrainrun-{secrets.token_hex(16)}"
-        self.setup = HostSetup(plan, installation, environment, agents, socket, self.output.limits.window)
+        self.setup = HostSetup(plan, allocation, socket, self.output.limits.window)
         self.ranks: dict[int, Rank] = {}
         self.has_stumbled = self.was_started_anew = False
         self.selector = selectors.DefaultSelector()
@@ -84,7 +78,7 @@ class Job:
             Program(
                 installation.engine.NAME,
                 command_line(plan, installation, socket),
-                environment,
+                allocation.environment,
                 words,
                 installation.engine.folder_of,
             )
@@ -156,10 +150,10 @@ class Job:
     def _start_listeners(self) -> None:
         """Lets every agent wait for the ranks of its host."""
         deadline = time.monotonic() + self.plan.start_seconds
-        self.setup.begin(self.networks, deadline)
+        self.setup.begin(self.allocation.networks, deadline)
         for agent in self.agents:
             try:
-                self.setup.have_serve(agent, self.networks, deadline)
+                self.setup.have_serve(agent, self.allocation.networks, deadline)
             except HostError as error:
                 raise LaunchError(str(error)) from None
             self._listen_to(agent)
@@ -231,7 +225,7 @@ class Job:
             if "remains" in facts:
                 self.ends.strays[facts["remains"]] = f"{facts['name']} on {agent.host.name}"
             return
-        new = Rank(facts["rank"], agent.host.name, has_mpi=self.installation.has_mpi, clock=agent.clock)
+        new = Rank(facts["rank"], agent.host.name, has_mpi=self.allocation.installation.has_mpi, clock=agent.clock)
         rank = self.ranks.setdefault(facts["rank"], new)
         if "stream" in facts:
             self.output.feed(rank, facts["stream"], data, agent)
@@ -391,19 +385,3 @@ class Job:
         if self.stopped.killed:
             return 1
         return self.ends.conclude()
-
-
-def command_line(plan: Plan, installation: Installation, socket_name: str) -> list[str]:
-    """The engine's whole command line."""
-    engine = installation.engine
-    return [
-        *engine.command_line(installation.program, plan),
-        sys.executable,
-        "-I",
-        "-S",
-        str(RANK_PROGRAM),
-        socket_name,
-        ",".join(engine.RANK_VARIABLES),
-        "--",
-        *plan.command,
-    ]

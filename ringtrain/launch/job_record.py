@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ringtrain.launch.job_folder import JobFolder, Outline
-from ringtrain.launch.output import Terminal
+from ringtrain.launch.terminal import Terminal
 
 SECONDS_BETWEEN_TOUCHES = 3600.0  # of the record, which a cleaner of /tmp would take for forgotten
 

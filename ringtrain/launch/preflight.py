@@ -19,11 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from ringtrain._rendezvous.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Request, Target
 from ringtrain.launch import mpich, progress, srun
+from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_errors import HostBusyError, HostError, HostNotThereError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
 from ringtrain.launch.networks import Address, Chosen, callees, choose, names_loopback
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.reach import Agent, HostBusyError, HostError, HostNotThereError, hang_up_on
+from ringtrain.launch.reach import Agent
 from ringtrain.launch.shells import SrunShell
 
 Told = TypeVar("Told")

@@ -18,21 +18,21 @@ from typing import Any
 
 from ringtrain._rendezvous.agent_protocol import Request
 from ringtrain.launch.agent.link import MARK, edition
-from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.clocks import HostClock
+from ringtrain.launch.host_errors import (
+    BUSY,
+    NOT_THERE,
+    SSH_NOTICE,
+    SSH_REASONS,
+    HostBusyError,
+    HostError,
+    HostNotThereError,
+)
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.shells import Shell
 
 AGENT_PROGRAM = Path(__file__).with_name("agent") / "__main__.py"
-PACKAGE = AGENT_PROGRAM.parents[2]
 EDITION = edition()
-SECONDS_TO_LEAVE = 2.0  # for agents whose job does not start
-SECONDS_TO_END_SHELLS, SECONDS_BETWEEN_QUITS = 10.0, 0.1
-SECONDS_BEFORE_QUIT = (
-    0.1,
-    1.0,
-    2.0,
-)  # of one shell after the other, for its login and the beginning of its start-up file
 # Kills the process group of each process whose command line has the two arguments as one.
 END_BY_TOKEN = """\
 import os, sys
@@ -44,59 +44,7 @@ for process in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 """
-QUIT = b"\x1c"  # the key of a terminal
 COMES_TO_ITS_COMMAND = "ringtrain-comes-to-its-command"
-SESSION_HAS_ENDED = re.compile(rb"^Connection to \S+ closed", re.M)  # as ssh says of one on a terminal
-# What ssh mentions and is no reason: a host that it meets for the first time, and a banner of its own.
-SSH_NOTICE = re.compile(r"(Warning: Permanently added|Warning: No xauth data|\*\* |debug\d: |Connection to \S+ closed)")
-# What ssh says -> the reason in our words, and what to do.
-SSH_REASONS = (
-    (r"can't open file", f"there is no ringtrain that it may read at {PACKAGE} there",
-     "Install the same environment at the same path on each host, or share it"),
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-     "its host key has changed since it was last seen", "If that is expected, forget the old key: ssh-keygen -R {host}"),
-    (r"Host key verification failed", "its host key is not the one that is known",
-     "If that is expected, forget the old key: ssh-keygen -R {host}"),
-    (r"Permission denied", "it accepts no key of this user, and a launcher cannot type a password",
-     "Make a key once with ssh-keygen and take it there: ssh-copy-id {host}"),
-    (r"Could not resolve hostname|Name or service not known", "its name cannot be resolved",
-     "Check the spelling, or add it to /etc/hosts"),
-    (r"(kex|ssh)_exchange_identification|banner exchange|Connection (reset|closed) by",
-     "its sshd, or that of a host on the way, takes no more logins at a time", "Raise MaxStartups in its sshd_config"),
-    (r"Connection refused", "nothing listens on its ssh port", "Start sshd there, or name its port: --ssh-port"),
-    (r"Connection to \S+ port \d+ timed out",
-     "it answers, but the login stops where packets become large", "See whether the path loses those, as with an MTU that "
-     "nobody is told of: ping -c 1 -M do -s 1472 {host}"),
-    (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", "it does not answer",
-     "Check that it is up and that no firewall is between"),
-    (r"Identity file \S+ not accessible", "the identity file cannot be read", "Check --ssh-identity-file"),
-    (r"(python\S*: (not found|No such file)|No such file or directory)", f"there is no Python at {sys.executable} there",
-     "Make the environment at the same path on each host, or share it"),
-)  # fmt: skip
-
-
-# Of those, what a host says that is not up yet.
-NOT_THERE = ("its name cannot be resolved", "nothing listens on its ssh port", "it does not answer")
-BUSY = ("its sshd, or that of a host on the way, takes no more logins at a time",)
-
-
-class HostError(RuntimeError):
-    """A host that cannot be used: its name, the reason, and what to do.
-
-    reason: that alone, if it is a known one.
-    """
-
-    def __init__(self, text: str, reason: str = ""):
-        super().__init__(text)
-        self.reason = reason
-
-
-class HostNotThereError(HostError):
-    """One that may come yet."""
-
-
-class HostBusyError(HostError):
-    """One that takes no more logins at the moment."""
 
 
 class Agent:
@@ -342,72 +290,3 @@ class Agent:
             f"host '{self.host.name}': it must run a command without a prompt, but {reason}{quoted}. {advice}. "
             f"To see it: {self.shell.reproduce(self.host.name)}"
         )
-
-
-def hang_up_on(agents: list[Agent]) -> list[str]:
-    """Closes all agents of a job that does not start; whoever does not leave by itself, as an ssh that still connects, is ended.
-
-    Returns a line for each host on which something stays for all that.
-    """
-    for agent in agents:
-        agent.close()
-    deadline = time.monotonic() + SECONDS_TO_LEAVE
-    stuck = [agent for agent in agents if not agent.has_left(deadline)]
-    for agent in stuck:
-        kill_group(agent.process.pid)
-        agent.process.wait()
-    return [
-        f"host '{name}': a start-up file of the shell there turns the shell into another program, as exec does, and one of these "
-        "stays there until it ends. No command can be run there to end it: take the line out, and end it from the host's console."
-        for name in end_shells(stuck)
-    ]
-
-
-def end_shells(agents: list[Agent]) -> list[str]:
-    """Ends the shells of agents that have not come to their program: sshd leaves them where they wait.
-
-    Returns the names of hosts where no shell comes to its command, as its start-up file ends with another program.
-    """
-    enders = [ShellEnder(agent) for agent in agents if agent.has_shell()]
-    deadline = time.monotonic() + SECONDS_TO_END_SHELLS
-    left = enders
-    while left and time.monotonic() < deadline:
-        time.sleep(SECONDS_BETWEEN_QUITS)
-        left = [ender for ender in left if ender.goes_on()]
-    for ender in left:
-        kill_group(ender.process.pid)
-        ender.process.communicate()
-    return [ender.agent.host.name for ender in enders if ender.meets_another_program]
-
-
-class ShellEnder:
-    """Ends the shell of an agent by other shells on terminals, one after the other: a quit key that comes too early ends one itself."""
-
-    def __init__(self, agent: Agent):
-        self.agent = agent
-        self.tries = 0
-        self.meets_another_program = False
-        self._open()
-
-    def _open(self) -> None:
-        self.process = self.agent.end_shell()
-        self._quit_at = time.monotonic() + SECONDS_BEFORE_QUIT[self.tries]
-        self.tries += 1
-
-    def goes_on(self) -> bool:
-        """Sends the quit key, or begins anew; whether it is to be called again."""
-        if self.process.poll() is None:
-            if time.monotonic() >= self._quit_at:
-                try:
-                    os.write(self.process.stdin.fileno(), QUIT)  # type: ignore[union-attr]  # as was asked for
-                except OSError:  # it has just ended
-                    pass
-            return True
-        said, words = self.process.communicate()
-        if COMES_TO_ITS_COMMAND.encode() in said or not SESSION_HAS_ENDED.search(words):
-            return False
-        if self.tries < len(SECONDS_BEFORE_QUIT):
-            self._open()
-            return True
-        self.meets_another_program = True
-        return False

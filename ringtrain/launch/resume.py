@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ringtrain._rendezvous.agent_protocol import Serving, TakeOver
+from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job_folder import JobFolder, Outline
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.output import Limits
-from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.reach import Agent
 
 OF_THIS_LOGIN = "SSH_"  # variables that mean something here, as the agent that has the keys
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ringtrain.launch.output import Terminal
 from ringtrain.launch.ranks import Rank
 from ringtrain.launch.reach import Agent
+from ringtrain.launch.terminal import Terminal
 
 SECONDS_TO_STAND_STILL = 10.0  # for ranks that are stopped, when all others have come to their end
 SECONDS_BETWEEN_LOOKS = 2.0  # whether they are

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from ringtrain._bootstrap import descriptors
 from ringtrain.launch.mpi import LaunchError
-from ringtrain.launch.output import keep_earlier, private_folder
 from ringtrain.launch.plan import Plan
+from ringtrain.launch.rank_files import keep_earlier, private_folder
 
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
 

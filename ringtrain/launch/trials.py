@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 from ringtrain._rendezvous.agent_protocol import RankNews, Request
 from ringtrain.launch.discovery import HostScript, ScriptError, Supply
 from ringtrain.launch.elastic_hosts import ElasticHosts
+from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.host_setup import HostSetup
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.networks import Chosen
-from ringtrain.launch.output import Terminal
 from ringtrain.launch.preflight import Beside, check_hosts
-from ringtrain.launch.reach import Agent, HostError, hang_up_on
+from ringtrain.launch.reach import Agent
+from ringtrain.launch.terminal import Terminal
 
 
 class Trial(NamedTuple):

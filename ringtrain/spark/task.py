@@ -105,7 +105,15 @@ def place_of(rank: int, addresses: Sequence[str], said: Sequence[str]) -> Place:
     port, store_port = map(int, said[0].split("\n")[1:])
     host = _host_of(addresses[0])
     local = [other for other, name in enumerate(names) if name == names[rank]]
-    return Place(rank, len(said), host, port, store_port, local.index(rank), len(local))
+    return Place(
+        rank=rank,
+        size=len(said),
+        host=host,
+        port=port,
+        store_port=store_port,
+        local_rank=local.index(rank),
+        local_size=len(local),
+    )
 
 
 def _host_of(address: str) -> str:

@@ -20,6 +20,7 @@ from ringtrain.launch.agent.command import threads_per_rank
 from ringtrain.launch.agent.facts import visible_gpus
 from ringtrain.launch.agent.segments import segments_of
 from ringtrain.launch.environment import given_environment, job_environment
+from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.hosts import (
     Host,
     HostsError,
@@ -30,14 +31,15 @@ from ringtrain.launch.hosts import (
     parse_slurm,
     place,
 )
-from ringtrain.launch.job import command_line
 from ringtrain.launch.log import Text
-from ringtrain.launch.mpi import Installation, LaunchError, find_program
-from ringtrain.launch.output import RankFiles, RankStream, Terminal, last_state, last_traceback, private_folder
+from ringtrain.launch.mpi import Installation, LaunchError, command_line, find_program
+from ringtrain.launch.output import RankStream, last_state, last_traceback
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
-from ringtrain.launch.reach import Agent, HostError
+from ringtrain.launch.rank_files import RankFiles, private_folder
+from ringtrain.launch.reach import Agent
 from ringtrain.launch.settings import WITHOUT_EFFECT, ConfigError
+from ringtrain.launch.terminal import Terminal
 
 
 def launch(*arguments: str, **variables: str) -> subprocess.CompletedProcess:

@@ -18,9 +18,10 @@ from ringtrain.launch.agent import connections, listener
 from ringtrain.launch.agent.children import Children
 from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.link import LauncherGoneError, framed
+from ringtrain.launch.host_errors import PACKAGE, HostError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import Job
-from ringtrain.launch.reach import EDITION, MARK, Agent, HostError
+from ringtrain.launch.reach import EDITION, MARK, Agent
 from ringtrain.launch.shells import Ssh
 
 SECONDS = 30.0
@@ -136,7 +137,7 @@ def test_a_host_without_the_package_is_told_what_to_install(monkeypatch, tmp_pat
     with pytest.raises(HostError) as told:
         Agent(Host("node-b", 1, is_here=True), Ssh()).ask(time.monotonic() + SECONDS, {"do": "tell time"})
     assert (
-        f"host 'node-b': it must run a command without a prompt, but there is no ringtrain that it may read at {reach.PACKAGE} there"
+        f"host 'node-b': it must run a command without a prompt, but there is no ringtrain that it may read at {PACKAGE} there"
         in str(told.value)
     )
     assert "Install the same environment at the same path on each host, or share it." in str(told.value)

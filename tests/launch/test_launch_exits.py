@@ -165,7 +165,7 @@ def test_a_process_that_cannot_be_killed_is_found_and_named(monkeypatch: pytest.
 # A launcher whose agents and supervisors kill nobody.
 HARMLESS_LAUNCHER = """
 import os, pathlib, re, shutil, sys
-from ringtrain.launch import cli, job, reach
+from ringtrain.launch import cli, host_errors, job, mpi, reach
 from ringtrain.launch.agent.link import edition
 
 def harmless(program):
@@ -175,8 +175,8 @@ def harmless(program):
     program.write_text(text)
 
 launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
-shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
-reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+shutil.copytree(host_errors.PACKAGE, launch.parent, copy_function=os.symlink)
+reach.AGENT_PROGRAM, mpi.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 harmless(launch / "agent" / "processes.py")
 reach.EDITION = edition(launch)
 sys.exit(cli.main(sys.argv[2:]))

@@ -15,7 +15,8 @@ from eventually import eventually
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.engine import Program
 from ringtrain.launch.mpi import LaunchError, find_program
-from ringtrain.launch.output import EngineStream, Terminal
+from ringtrain.launch.output import EngineStream
+from ringtrain.launch.terminal import Terminal
 
 OPEN_MPI, HYDRA = "mpirun (Open MPI) 5.0.11", "HYDRA build details:"
 

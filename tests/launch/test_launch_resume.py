@@ -38,14 +38,14 @@ PLAN = Plan(
 )
 NETWORKS = Chosen(("10.0.0.0/24",), {"a": ("eth0",)}, {"a": ("10.0.0.1",)}, {"a": ()})
 OUTLINE = Outline(
-    PLAN,
-    {"NAME": "value\udcff"},
-    "/",
-    "socket",
-    "00ff",
-    {"MASTER_PORT": "1"},
-    NETWORKS,
-    [(Host("a", 2, True), 0), (Host("b", 4), 2)],
+    plan=PLAN,
+    environment={"NAME": "value\udcff"},
+    directory="/",
+    socket="socket",
+    key="00ff",
+    of_rank_0={"MASTER_PORT": "1"},
+    networks=NETWORKS,
+    hosts=[(Host("a", 2, True), 0), (Host("b", 4), 2)],
 )
 
 

@@ -304,7 +304,7 @@ def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, c
 # them.
 PATIENT_LAUNCHER = """
 import os, pathlib, re, shutil, sys
-from ringtrain.launch import cli, job, reach
+from ringtrain.launch import cli, host_errors, job, mpi, reach
 from ringtrain.launch.agent.link import edition
 
 def patient(program):
@@ -314,8 +314,8 @@ def patient(program):
     program.write_text(text)
 
 launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
-shutil.copytree(reach.PACKAGE, launch.parent, copy_function=os.symlink)
-reach.AGENT_PROGRAM, job.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+shutil.copytree(host_errors.PACKAGE, launch.parent, copy_function=os.symlink)
+reach.AGENT_PROGRAM, mpi.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 patient(launch / "agent" / "listener.py")
 patient(launch / "agent" / "command.py")
 reach.EDITION = edition(launch)

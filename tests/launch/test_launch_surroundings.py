@@ -29,8 +29,8 @@ from ringtrain.launch import cli, discovery, planning, preflight, srun
 from ringtrain.launch.agent import networks
 from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.discovery import HostScript, ScriptError
+from ringtrain.launch.host_errors import HostBusyError
 from ringtrain.launch.hosts import HostsError, is_this_host
-from ringtrain.launch.reach import HostBusyError
 from ringtrain.launch.shells import Ssh
 from ringtrain.launch.top import printable
 

@@ -13,9 +13,10 @@ from ringtrain.launch.environment import job_environment
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import Job
 from ringtrain.launch.mpi import Installation
-from ringtrain.launch.output import EngineStream, Terminal
+from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.ranks import Rank
+from ringtrain.launch.terminal import Terminal
 
 HARMLESS = b"[node-a:00273] plm:ssh: Warning: setpgid(276,276) failed in parent with errno=Permission denied(13)\n"
 NEWS = b"[node-a:00273] plm:ssh: something else\n"

@@ -12,7 +12,9 @@ import time
 import pytest
 from eventually import eventually
 
-from ringtrain.launch.output import LastLines, Limits, RankFiles, RankStream, Terminal, last_state
+from ringtrain.launch.output import LastLines, Limits, RankStream, last_state
+from ringtrain.launch.rank_files import RankFiles
+from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.writing import MOST_BYTES, ROOM_BYTES, Loss, Sink, Writer
 
 PATIENCE = 30.0

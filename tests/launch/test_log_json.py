@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringtrain.launch.log import KINDS, Json, Text
-from ringtrain.launch.output import Terminal
+from ringtrain.launch.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "ringtrain" / "launch"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import time
 
 from ringtrain.launch.agent.children import Children
@@ -18,6 +15,7 @@ from ringtrain.launch.agent.command import LAUNCHER
 from ringtrain.launch.agent.connections import RankConnections
 from ringtrain.launch.agent.daemons import Daemons
 from ringtrain.launch.agent.events import call_ready
+from ringtrain.launch.agent.function_folder import FunctionFolder
 from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.network_test import NetworkTest
@@ -43,10 +41,10 @@ class RankListener:
 
     def __init__(self, launcher: Launcher, request: Serve):
         self.launcher = launcher
-        self.function_folder = private_folder_with(request["function"]) if request["function"] else None
+        self.function_folder = FunctionFolder(request["function"])
         environment = request["environment"]
-        if self.function_folder:
-            environment["RINGTRAIN_FUNCTION"] = self.function_folder
+        if self.function_folder.path:
+            environment["RINGTRAIN_FUNCTION"] = self.function_folder.path
         welcome: Welcome = {
             "environment": environment,
             "directory": request["directory"],
@@ -138,8 +136,7 @@ class RankListener:
             self.launcher.finish()
         except OSError:  # the launcher is gone
             pass
-        if self.function_folder:
-            shutil.rmtree(self.function_folder, ignore_errors=True)
+        self.function_folder.remove()
 
     def _is_anyone_left(self) -> bool:
         return bool(self.connections or self.children.running)
@@ -167,14 +164,10 @@ class RankListener:
             self.connections.close()
 
     def _send_results(self) -> None:
-        """Sends what the ranks of `ringtrain.run` have left: a result or a failure each."""
-        folder = self.function_folder
-        for name in sorted(os.listdir(folder)) if folder else ():
-            kind, _, rank = name.partition(".")
-            if rank.isdigit():
-                with open(f"{folder}/{name}", "rb") as file:
-                    self.launcher.tell({"rank": int(rank), "left": kind}, file.read())
-                self.launcher.finish()
+        """Sends what the ranks of `ringtrain.run` have left."""
+        for rank, kind, data in self.function_folder.results():
+            self.launcher.tell({"rank": rank, "left": kind}, data)
+            self.launcher.finish()
 
     def _step(self) -> None:
         silent = self.heard_at + (self.grace if self.launcher.is_gone else self.patience)
@@ -387,15 +380,3 @@ class RankListener:
         """A rank has started, whose stdout and stderr can be read there."""
         self.noticed.discard(rank)  # another one's, which was in its slot
         self.output.begin(rank, streams)
-
-
-def private_folder_with(function: str) -> str:
-    """Makes a folder for this user alone, with the function that `ringtrain.run` wants called in it."""
-    try:
-        folder = tempfile.mkdtemp(prefix="ringtrain-run-")
-    except FileNotFoundError:  # none can be written, as in a container with a read-only root
-        folder = tempfile.mkdtemp(prefix="ringtrain-run-", dir="/dev/shm")
-    path = os.path.join(folder, "function")
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(base64.b64decode(function))
-    return folder
