@@ -1,4 +1,4 @@
-// The planted mutants that this executable has in it. mutants.py writes them into copies of native/core's sources;
+// The planted mutants that this executable has in it. mutants.py writes them into copies of the core's sources;
 // `simulate` is linked with the sources themselves and has none.
 #ifndef RINGTRAIN_TESTS_SIMULATION_MUTANTS_H_
 #define RINGTRAIN_TESTS_SIMULATION_MUTANTS_H_
