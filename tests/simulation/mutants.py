@@ -74,8 +74,8 @@ MUTANTS = [
     Mutant(
         "a join leaves waiting operations alone",
         ARBITER,
-        "  undelivered_.Cancel(member);\n  CompleteAll(effects);",
-        "  undelivered_.Cancel(member);",
+        "  CompleteAll(effects);\n  if (joined_.size() < member_count()) return FailHopelessJoin(effects);",
+        "  if (joined_.size() < member_count()) return FailHopelessJoin(effects);",
     ),
     Mutant("a join keeps what the member is owed", ARBITER, "  undelivered_.Cancel(member);", ";"),
     Mutant(
