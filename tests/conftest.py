@@ -75,6 +75,9 @@ def pytest_configure(config):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # Compiling is most of what tests of JAX take. Long runs compile as users do.
+    if config.option.markexpr == "not long":
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # On a machine with fewer GPUs than a test has ranks, the launcher would refuse them. Who wants GPUs names them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     # Jobs of tests that name no transport are over the MPI of their environment; ranks of a launcher have theirs.
