@@ -11,6 +11,9 @@ while nobody has imported the compiler. Keras on PyTorch imports it for the same
 
 Keras on PyTorch and JAX imports TensorFlow, 4 s of a core, to ask whether what it writes into a file is a type of TensorFlow's.
 There this import fails, unless the program has imported TensorFlow itself.
+
+Lightning imports PyTorch's compiler for the class of what it compiles, and for metrics of texts and sounds transformers and
+SciPy: half of its 8 s of a core. Here there is no such class, and metrics find none of these packages.
 """
 
 from __future__ import annotations
@@ -34,6 +37,12 @@ SPARED = {
 }
 if os.environ.get("KERAS_BACKEND") in ("jax", "torch"):
     SPARED["tensorflow"] = ("keras.src.utils.module_utils",)
+# Modules of Lightning that import PyTorch's compiler.
+OF_LIGHTNING = (
+    "lightning_fabric.wrappers",
+    "pytorch_lightning.trainer.connectors.logger_connector.result",
+    "pytorch_lightning.utilities.compile",
+)
 
 
 class Spared:
@@ -101,17 +110,29 @@ def step_without_breaks(module: ModuleType) -> None:
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """What imports ``torch._dynamo`` meanwhile, to call its ``disable()``, gets that of ``torch._compile``."""
+    """What imports ``torch._dynamo`` meanwhile, to call its ``disable()``, gets that of ``torch._compile``; and what asks for
+    the class of compiled modules, one of which there are none."""
     name = "torch._dynamo"
     if name in sys.modules:
         yield
         return
+    disable = importlib.import_module("torch._compile")._disable_dynamo
     sys.modules[name] = ModuleType(name)
-    sys.modules[name].disable = importlib.import_module("torch._compile")._disable_dynamo  # type: ignore[attr-defined]
+    sys.modules[name].disable = lambda fn=None, recursive=True, reason=None: disable(fn, recursive)  # type: ignore[attr-defined]
+    sys.modules[name].OptimizedModule = type("OptimizedModule", (), {})  # type: ignore[attr-defined]
     try:
         yield
     finally:
         del sys.modules[name]
+
+
+def without_packages_of_metrics(module: ModuleType) -> None:
+    """Of the modules that say what is installed, to metrics and to Lightning: packages of metrics are not."""
+    for name in vars(module):
+        if name.startswith(("_MATPLOTLIB_", "_SCIPI_", "_SCIPY_", "_TRANSFORMERS_")):
+            setattr(module, name, False)
+    if available := getattr(module, "package_available", None):
+        module.package_available = lambda name: name != "scipy" and available(name)  # type: ignore[attr-defined]
 
 
 def _until_compiled(plain: Callable, whole: Callable) -> Callable:
@@ -141,5 +162,10 @@ sys.meta_path[:0] = [
     Spared,
     Patched("torch._compile", disable_later),
     Patched("torch.optim.optimizer", step_without_breaks),
+    *(
+        Patched(name, without_packages_of_metrics)
+        for name in ("lightning_utilities.core.imports", "torchmetrics.utilities.imports")
+    ),
+    *(Patched(name, around=without_compiler) for name in OF_LIGHTNING),
     *(Patched(f"keras.src.backend.torch.{each}", around=without_compiler) for each in ("image", "random")),
 ]
