@@ -15,10 +15,11 @@ No rank can see alone what the others have. Each says a code for each gradient, 
 from collections.abc import Sequence
 
 # What a rank says about a gradient; the order decides what a rank that lacks it has zeros of. SETTLED: nothing will come,
-# or it is reduced already. FROZEN: nothing will come, since the parameter is not trained here. SPARSE: rows with indices of so
-# many bits.
-SETTLED, FROZEN, MISSING, SPARSE_32, SPARSE_64, DENSE = range(6)
-_IS_FROZEN = bytes(code == FROZEN for code in range(256))
+# or it is reduced already. SPARSE: rows with indices of so many bits.
+SETTLED, MISSING, SPARSE_32, SPARSE_64, DENSE = range(5)
+FROZEN = 8  # beside one of these, of a parameter that this rank does not train, whatever lies in its gradient
+_CODES = bytes(code % FROZEN for code in range(256))
+_IS_FROZEN = bytes(code >= FROZEN for code in range(256))
 
 
 def is_there(code: int) -> bool:
@@ -26,14 +27,15 @@ def is_there(code: int) -> bool:
     return code > MISSING
 
 
-def frozen(codes: bytes) -> bytes | None:
-    """Of what a rank says: 1 for each parameter that it does not train, or nothing if it trains all.
+def parted(codes: bytes) -> tuple[bytes, bytes | None]:
+    """Codes without FROZEN; and of each whether that was beside it, or nothing if it was beside none.
 
-    None within a step, where what is frozen may be settled already.
+    None in place of that within a step, where what is frozen may be settled already.
     """
-    if SETTLED in codes:
-        return None
-    return codes.translate(_IS_FROZEN) if FROZEN in codes else b""
+    frozen = codes.translate(_IS_FROZEN)
+    if True not in frozen:
+        return codes, None if SETTLED in codes else b""
+    return codes.translate(_CODES), None if SETTLED in codes else frozen
 
 
 def zeros_needed(own: Sequence[int], agreed: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ from ringtrain._training.adapter.checks import hashed
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import NOTHING, Replica, Told
-from ringtrain._training.presence import FROZEN, frozen
+from ringtrain._training.presence import parted
 from ringtrain._training.session import Session
 from ringtrain._training.trained import Parameter, digest_of
 from ringtrain.errors import MismatchError, RingtrainError
@@ -95,6 +95,7 @@ class Rounds:
         self.announced: Said | None = None
         self._replica, self._comes_alike, self._trained = replica, comes_alike, trained
         self._listed: tuple[int, bytes] = 0, b""  # of how many parameters, and what tells their list
+        self._frozen: bytes | None = b""  # of the parameters that were announced last, where that is known
         self._told_trained: tuple[bytes, int] = b"", 0  # most steps have the parameters of the one before
         self._session, self._name = session, name
         self._differences = Differences(session, name, name.rpartition(".")[0])
@@ -114,8 +115,9 @@ class Rounds:
         told = NOTHING
         if self._replica is not None:
             told = self._replica.tell(self._comes_alike or stage is Stage.PASS_ENDED)
-        said = Said(bytes(codes), stage is Stage.PASS_ENDED, compresses_next, told.asks, is_exact)
-        content = encoded(said, self._steps, self._terms, told, self._digest_of_trained(said.codes))
+        own, self._frozen = parted(bytes(codes))
+        said = Said(own, stage is Stage.PASS_ENDED, compresses_next, told.asks, is_exact)
+        content = encoded(said, self._steps, self._terms, told, self._digest_of_trained(len(own)))
         session = self._session
         self._agreement = Agreement(
             session.context, session.process_set_id, self._name, content, _WHO_IS_MISSING, waits
@@ -159,19 +161,21 @@ class Rounds:
         return self._trained is not None and ": shape " in str(problem)
 
     def _require_trained(self) -> Generator[Operation, None, None]:
-        assert self._trained is not None and self.announced is not None
-        codes = self.announced.codes
-        own = [each for each, code in zip(self._trained(), codes, strict=True) if code != FROZEN]
+        assert self._trained is not None
+        listed = self._trained()
+        own = [
+            each for each, is_frozen in zip(listed, self._frozen or bytes(len(listed)), strict=True) if not is_frozen
+        ]
         compared_by = "" if self._replica is None else self._replica.called.wrapper
         yield from self._differences.require_trained(own, compared_by)
 
-    def _digest_of_trained(self, codes: bytes) -> int | None:
-        """Of the parameters, and of those of them that are frozen, where replicas are compared; None where that is not known."""
-        if self._trained is None or (held := frozen(codes)) is None:
+    def _digest_of_trained(self, count: int) -> int | None:
+        """Of so many parameters, and of those of them that are frozen, where replicas are compared; None where that is not known."""
+        if self._trained is None or self._frozen is None:
             return None
-        if self._listed[0] != len(codes):
-            self._listed = len(codes), b"%d" % digest_of(self._trained())
-        told = self._listed[1] + (b"" if self._replica is None else held)
+        if self._listed[0] != count:
+            self._listed = count, b"%d" % digest_of(self._trained())
+        told = self._listed[1] + (b"" if self._replica is None else self._frozen)
         if told != self._told_trained[0]:
             self._told_trained = told, hashed(told)
         return self._told_trained[1]

@@ -14,7 +14,7 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._training import residuals
 from ringtrain._training.guard import Part, Passenger, StepGuard
 from ringtrain._training.powersgd import Beginning
-from ringtrain._training.presence import DENSE, FROZEN, MISSING, SPARSE_64, after_round, is_there
+from ringtrain._training.presence import DENSE, FROZEN, MISSING, SETTLED, SPARSE_64, after_round, is_there
 from ringtrain._training.rounds import Rounds, Said, Stage
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import wait_for
@@ -198,15 +198,16 @@ class StepRounds:
     def _code_of(self, member: Member, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
         gradient = member.parameter.grad
+        frozen = 0 if member.parameter.requires_grad else FROZEN
         if gradient is None:
-            return MISSING if member.parameter.requires_grad else FROZEN
+            return FROZEN | SETTLED if frozen else MISSING
         if stage is Stage.PASS_ENDED:
             complete = self._passes.has_all(member.index)
         else:
             complete = stage is Stage.CLOSING and self._is_new(member)
         if not complete:
-            return MISSING
-        return SPARSE_64 if gradient.is_sparse else DENSE
+            return frozen | MISSING
+        return frozen | (SPARSE_64 if gradient.is_sparse else DENSE)
 
     def _is_new(self, member: Member) -> bool:
         """Whether what lies in a gradient is more than the result of the step before."""

@@ -16,9 +16,9 @@ from ringtrain._training.presence import (
     SPARSE_32,
     SPARSE_64,
     after_round,
-    frozen,
     is_there,
     nobodys,
+    parted,
     zeros_needed,
 )
 from ringtrain._training.rounds import Rounds, Said, Stage
@@ -89,10 +89,11 @@ def test_the_rule_for_missing_gradients():
 
 
 def test_what_is_frozen_is_told_in_the_first_round_of_a_step():
-    assert frozen(bytes([DENSE, MISSING])) == b"" and frozen(bytes([DENSE, FROZEN, MISSING])) == bytes([0, 1, 0])
-    assert frozen(bytes([DENSE, FROZEN, SETTLED])) is None
-    assert not is_there(FROZEN) and zeros_needed([FROZEN, FROZEN], [DENSE, FROZEN]) == [0]
-    assert list(after_round([MISSING, MISSING], [FROZEN, MISSING], is_last=False)) == [SETTLED, MISSING]
+    """Beside whatever lies in its gradient, as zeros of a step before may."""
+    assert parted(bytes([DENSE, MISSING])) == (bytes([DENSE, MISSING]), b"")
+    own = bytes([DENSE, FROZEN | MISSING, FROZEN | DENSE])
+    assert parted(own) == (bytes([DENSE, MISSING, DENSE]), bytes([0, 1, 1]))
+    assert parted(bytes([DENSE, FROZEN, SETTLED])) == (bytes([DENSE, SETTLED, SETTLED]), None)
 
 
 def test_an_agreement_fills_what_others_have(two):

@@ -190,10 +190,11 @@ class OneStepLateMode(AroundSteps):
     def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
         names = optimizer._parameter_names
         self._listed = lambda: [Parameter(names[parameter]) for parameter in trained]
-        own = bytes(DENSE if each.grad is not None else MISSING if each.requires_grad else FROZEN for each in trained)
-        self._rounds.announce(own, Stage.CLOSING)
-        agreed = own
-        if MISSING in own or FROZEN in own:  # the others say whether zeros are needed
+        own = bytes(
+            (MISSING if each.grad is None else DENSE) | (0 if each.requires_grad else FROZEN) for each in trained
+        )
+        agreed = self._rounds.announce(own, Stage.CLOSING).codes
+        if MISSING in agreed:  # the others say whether zeros are needed
             agreed = self._rounds.wait_for_answer().codes
         flight = self._late.flight = Flight(self._rounds, skips=scaler)
         divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
