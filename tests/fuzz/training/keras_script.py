@@ -150,6 +150,8 @@ def is_seen(script: Script) -> bool:
     last = script.turns[-1]
     if script.method == "local" or script.members or last.does != "fit" or last.overflow >= 0:
         return False
+    if script.step == "two" and script.mistake in ("rate", "setting") and {FIRST, HIDDEN[0]} <= set(last.frozen):
+        return False  # of an optimizer that has nothing to update
     return {
         "rate": not last.broadcasts and not last.rate and not script.schedules,
         "setting": last.begins in ("", "compile"),
