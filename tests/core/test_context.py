@@ -576,6 +576,7 @@ def here():
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+@pytest.mark.on_threads("looks at what each rank was told")
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
 @pytest.mark.parametrize(
     "submit", [rt.allreduce_async, lambda *given: rt.grouped_allreduce_async([given[0]], given[1])]

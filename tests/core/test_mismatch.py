@@ -131,7 +131,7 @@ ONE_RANK_SEES = {
     "objects": (lambda: rt.allreduce(np.array([None]), "t"), lambda: rt.allreduce(x, "t"), "object"),
     "text": (lambda: rt.allgather("words", "t"), lambda: rt.allgather(x, "t"), "dtype"),
     "average of bool": (lambda: rt.allreduce(x > 0, "t"), lambda: rt.allreduce(x, "t"), "bool"),
-    "unknown op": (lambda: rt.allreduce(x, "t", 7), lambda: rt.allreduce(x, "t"), "op must be one of"),
+    "unknown op": (lambda: rt.allreduce(x, "t", 17), lambda: rt.allreduce(x, "t"), "op must be one of"),
     "list in place": (lambda: rt.allreduce_([1.0], "t"), lambda: rt.allreduce(x, "t"), "list"),
     "one bad member of a group": (
         lambda: rt.grouped_allreduce([x, x.astype("g")], "t"),

@@ -245,7 +245,7 @@ def test_state_keeps_its_dtype(world):
 def test_optimizers_that_differ(world):
     def on_rank(rank):
         optimizer = sgd([torch.nn.Parameter(torch.zeros(1)) for _ in range(1 + (rank == 1))])
-        with pytest.raises(rt.RingtrainError, match=r"are \[1\] on rank 0 and \[2\] on rank 1"):
+        with pytest.raises(rt.RingtrainError, match=r"found \[1\] on rank 0 and \[2\] on rank 1"):
             hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
     world.run(on_rank)
