@@ -33,6 +33,21 @@ from ringtrain.torch.distributed.store_barriers import StoreBarriers
 from ringtrain.torch.tensors import values_of
 
 
+def _refused_between_two(what: str) -> Callable[..., NoReturn]:
+    """What is between two ranks: the core has collectives alone."""
+
+    def call(group: "RingtrainProcessGroup", tensors: Sequence[Tensor], *other: int) -> NoReturn:
+        who = "any" if what == "recv_anysource" else other[0]
+        raise UnsupportedError(
+            f"{what}: with the backend 'ringtrain' ranks must exchange tensors by collectives, but rank {group.rank()} called "
+            f"{what} with rank {who}. Use broadcast or all_to_all_single, or a group of another backend beside it: "
+            "new_group(backend='gloo')."
+        )
+
+    call.__name__ = what
+    return call
+
+
 @with_eager_methods
 class RingtrainProcessGroup(dist.ProcessGroup):
     """A group of ranks of ``torch.distributed``, in which ringtrain's core carries out all collectives.
@@ -287,17 +302,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
     # ---- what there is not ----
 
-    def send(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> Any:
-        """Refused: the core has collectives alone."""
-        _refuse_two("send", self._rank, rank)
-
-    def recv(self, tensors: Sequence[Tensor], rank: int, tag: int = 0) -> Any:
-        """Refused: the core has collectives alone."""
-        _refuse_two("recv", self._rank, rank)
-
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
-        """Refused: the core has collectives alone."""
-        _refuse_two("recv", self._rank, "any")
+    send, recv, recv_anysource = map(_refused_between_two, ("send", "recv", "recv_anysource"))
 
     # ---- several collectives at once ----
 
@@ -306,12 +311,3 @@ class RingtrainProcessGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:
         return self._way.end_coalescing()
-
-
-def _refuse_two(what: str, rank: int, other: object) -> NoReturn:
-    """Raises UnsupportedError for what is between two ranks."""
-    raise UnsupportedError(
-        f"{what}: with the backend 'ringtrain' ranks must exchange tensors by collectives, but rank {rank} called "
-        f"{what} with rank {other}. Use broadcast or all_to_all_single, or a group of another backend beside it: "
-        "new_group(backend='gloo')."
-    )
