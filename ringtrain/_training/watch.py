@@ -49,6 +49,8 @@ class Forms(NamedTuple):
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind == "c":  # by its parts, which differ singly
+        array = np.ascontiguousarray(array).reshape(-1).view(array.real.dtype)
     return np.array(array, np.float64 if array.dtype == np.float64 else np.float32, order="C")
 
 
@@ -334,7 +336,7 @@ def _bits(rate: Any) -> int:
     """Those of a learning rate, which frameworks keep with 32 bits where it is a bare number; 0 without one."""
     if rate is None:
         return 0
-    number = np.float32(rate) if type(rate) in (int, float) else np.asarray(rate).reshape(())
+    number = np.float32(rate) if type(rate) in (int, float) else np.asarray(rate).real.reshape(())
     return int(np.asarray(number, np.float64).view(np.uint64))
 
 
@@ -345,4 +347,4 @@ def with_rate(settings: Settings, rate: Any = None) -> Settings:
 
 def shortest(number: Any) -> float:
     """A number, or an array of one, with the digits that its precision has: 0.1 of a float32."""
-    return float(str(np.asarray(number).reshape(())[()]))
+    return float(str(np.asarray(number).real.reshape(())[()]))  # optax makes it complex for parameters that are

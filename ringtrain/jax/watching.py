@@ -171,7 +171,12 @@ def _digest(settings: Mapping[str, Any]) -> Any:
 
 
 def _words(number: Any) -> Any:
-    """The bits of a number as uint32, those of whole numbers as if it were none."""
+    """The bits of a number as uint32, those of whole numbers as if it were none.
+
+    optax gives what it injects the type of the parameters, which may be complex.
+    """
+    if jnp.iscomplexobj(number):
+        return jnp.concatenate([_words(jnp.real(number)), _words(jnp.imag(number))])
     wide = jnp.asarray(number).astype(jnp.promote_types(jnp.result_type(number), jnp.float32))
     return jax.lax.bitcast_convert_type(wide, jnp.uint32).reshape(-1)
 

@@ -57,6 +57,29 @@ def test_parameters_that_begin_apart_are_told(two, compiled):
 
 
 @COMPILED
+@pytest.mark.parametrize("begins_apart", [False, True])
+@pytest.mark.filterwarnings("error:Casting complex values")
+def test_complex_parameters_with_an_injected_rate(two, compared_always, compiled, begins_apart):
+    """optax makes that rate complex, too."""
+
+    def body(rank):
+        optimizer = hvd.DistributedGradientTransformation(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+        parameters = {"z": jnp.full((2,), 1.0 + 2j + 3j * rank * begins_apart)}
+        state = optimizer.init(parameters)
+        run = jax.jit(optimizer.update) if compiled else optimizer.update
+        for _ in range(3):
+            updates, state = run({"z": jnp.full((2,), 1j * (rank + 1))}, state, parameters)
+            parameters = optax.apply_updates(parameters, updates)
+        return np.asarray(parameters["z"]).tolist()
+
+    if begins_apart:
+        text = refused(two, body)
+        assert "parameter '['z']'" in text and "differ, by up to 3." in text
+    else:
+        np.testing.assert_allclose(two.run(body), [[1 + 1.55j] * 2] * 2, rtol=1e-6)
+
+
+@COMPILED
 def test_a_change_on_one_rank_is_told(two, compared_always, compiled):
     def body(rank):
         def changes(step, parameters, state):
