@@ -132,6 +132,7 @@ def digest_of(parameter: torch.Tensor) -> int:
 
 
 def on_host(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of a tensor, float32 or float64."""
-    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    return tensor.detach().to("cpu", wide, copy=True).contiguous().numpy()
+    """A copy of a tensor, float32 or float64; of complex numbers their parts."""
+    parts = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    wide = torch.float64 if parts.dtype is torch.float64 else torch.float32
+    return parts.to("cpu", wide, copy=True).contiguous().numpy()
