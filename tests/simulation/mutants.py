@@ -150,7 +150,7 @@ MUTANTS = [
         "a used entry is not touched",
         NEGOTIATOR,
         "if (agreed.cached) cache_.Touch(agreed.id);",
-        "if (agreed.cached && coordinates()) cache_.Touch(agreed.id);",
+        "if (agreed.cached && options_.coordinates()) cache_.Touch(agreed.id);",
     ),
     Mutant("an id is given twice", ARBITER, "ready.agreed.id = next_id_++;", "ready.agreed.id = 1 + next_id_++ % 7;"),
     Mutant(
