@@ -211,13 +211,14 @@ void RankLoop::LookForTheDead() {
 SignsOfLife RankLoop::Signs() const {
   SignsOfLife signs(world_.host_of.size());
   for (int rank = 0; rank < world_.size; ++rank) signs[rank].count = wire_.arrivals(rank);
-  for (int rank : world_.my_host()) signs[rank] = {life(rank).left(), Died(rank), life(rank).beats()};
+  for (int rank : world_.my_host()) signs[rank] = SignOf(rank);
   return signs;
 }
 
-// Of a process that has ended it is settled whether its rank had left.
-bool RankLoop::Died(int rank) const {
-  return life(rank).Died() || (memory_->HasEnded(world_.local_rank_of[rank]) && !life(rank).left());
+// The end is read first: of a process that has ended it is settled whether its rank had left.
+SignOfLife RankLoop::SignOf(int rank) const {
+  const bool ended = life(rank).Died() || memory_->HasEnded(world_.local_rank_of[rank]);
+  return {life(rank).left(), ended, life(rank).beats()};
 }
 
 bool RankLoop::Tick() {

@@ -86,7 +86,7 @@ class RankLoop {
   void CheckLongPhase();
 
   SignsOfLife Signs() const;
-  bool Died(int rank) const;
+  SignOfLife SignOf(int rank) const;
   void LookForTheDead();
   bool Tick();
   void RemoveProcessSets();

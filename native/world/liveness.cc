@@ -28,6 +28,8 @@ uint64_t SignOf(const std::vector<int>& ranks, const SignsOfLife& seen) {
 
 }  // namespace
 
+bool SignOfLife::died() const { return ended && !left; }
+
 Liveness::Liveness(const World& world, double dead_after_seconds)
     : world_(world),
       dead_after_seconds_(dead_after_seconds),
@@ -90,8 +92,7 @@ void Liveness::Forget(int rank) {
 Status Liveness::JudgeEnds(const SignsOfLife& seen) const {
   std::vector<int> ended;
   for (const Peer& peer : peers_) {
-    const SignOfLife& sign = seen[peer.ranks[0]];
-    if (peer.local && sign.died && !sign.left) ended.push_back(peer.ranks[0]);
+    if (peer.local && seen[peer.ranks[0]].died()) ended.push_back(peer.ranks[0]);
   }
   if (ended.empty()) return {};
   if (ended.size() == 1)

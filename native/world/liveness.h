@@ -22,8 +22,9 @@ namespace ringtrain {
 // What a rank sees of another's life.
 struct SignOfLife {
   bool left = false;   // it left of its own will; of a rank of this host
-  bool died = false;   // its process has ended before that; of a rank of this host
+  bool ended = false;  // its process has, before or after that; of a rank of this host
   uint64_t count = 0;  // of a rank of this host: how often it has beaten; of another: how many frames and tensors came
+  bool died() const;
 };
 using SignsOfLife = std::vector<SignOfLife>;  // by rank
 

@@ -102,7 +102,7 @@ void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* eff
 
 void Protocol::Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects) {
   for (int rank : world_.my_host())
-    if (rank != world_.rank && seen[rank].died) silent_.insert(rank);
+    if (rank != world_.rank && seen[rank].died()) silent_.insert(rank);
   looks_again_ = kNever;
   if (aborted_) return;
   effects->push_back(rank_effect::Beat{});

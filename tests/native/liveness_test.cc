@@ -127,7 +127,7 @@ struct Ranks {
     for (size_t other = 0; other < world.size(); ++other) {
       const int rank = static_cast<int>(other);
       const bool local = world[viewer].host_of[rank] == world[viewer].host_of[viewer];
-      signs.push_back({left.count(rank) > 0, died.count(rank) > 0, local ? beats[rank] : arrivals[rank]});
+      signs.push_back({left.count(rank) > 0, ended.count(rank) > 0, local ? beats[rank] : arrivals[rank]});
     }
     return signs;
   }
@@ -142,7 +142,7 @@ struct Ranks {
   std::vector<World> world;
   std::vector<Liveness> liveness;
   std::vector<uint64_t> beats, arrivals;  // by rank
-  std::set<int> left, died;
+  std::set<int> left, ended;
 };
 
 RT_TEST(a_rank_that_beats_lives_and_one_that_is_silent_is_named) {
@@ -238,7 +238,7 @@ RT_TEST(tensors_are_signs_of_life_too) {
 
 RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
   Ranks ranks({3});
-  ranks.died = {1, 2};
+  ranks.ended = {1, 2};
   ranks.left = {1};
   const Status verdict = ranks.Look(0, 100 * kSecond);
   RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
@@ -247,7 +247,7 @@ RT_TEST(whoever_has_died_is_named_at_once_unless_it_had_left) {
 // As when a starter of ranks ends them all because one has.
 RT_TEST(all_that_have_died_since_the_last_look_are_named) {
   Ranks ranks({2, 4});
-  ranks.died = {3, 4};
+  ranks.ended = {3, 4};
   const Status verdict = ranks.Look(2, 100 * kSecond);
   RT_CHECK(verdict.message().find("ranks 3, 4 on host 'host1': expected them to live until shutdown()") == 0);
 }
@@ -256,7 +256,7 @@ RT_TEST(one_that_has_died_is_named_before_one_that_is_silent) {
   Ranks ranks({3});
   RT_CHECK_OK(ranks.Look(0, 100 * kSecond));
   for (int second = 1; second < 15; ++second) RT_CHECK_OK(ranks.Look(0, (100 + second) * kSecond));
-  ranks.died = {2};
+  ranks.ended = {2};
   const Status verdict = ranks.Look(0, 115 * kSecond);
   RT_CHECK(verdict.message().find("rank 2 on host 'host0': expected it to live until shutdown()") == 0);
 }

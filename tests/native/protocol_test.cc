@@ -288,7 +288,7 @@ RT_TEST(nobody_waits_for_last_words_that_cannot_come) {
   SignsOfLife signs(2);
   died.protocol.Look(0, signs, &died.effects);
   RT_CHECK(!died.HasEnded());
-  signs[0].died = true;
+  signs[0].ended = true;
   died.protocol.Look(0, signs, &died.effects);
   RT_CHECK(died.HasEnded());
   leaves.protocol.SayGoodbye(0, &leaves.effects);

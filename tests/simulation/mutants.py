@@ -239,8 +239,8 @@ MUTANTS = [
     # Who lives
     Mutant("silence is no death", LIVENESS, "now - peer->changed < bound", "true"),
     Mutant("half of the bound is enough", LIVENESS, "dead_after_seconds * 1e9", "dead_after_seconds * 0.5e9"),
-    Mutant("a process that has ended is not noticed", LIVENESS, "peer.local && sign.died", "false"),
-    Mutant("whoever left has died when it ends", LIVENESS, "!sign.left", "true"),
+    Mutant("a process that has ended is not noticed", LIVENESS, "peer.local && seen[peer.ranks[0]].died()", "false"),
+    Mutant("whoever left has died when it ends", LIVENESS, "ended && !left", "ended"),
     Mutant("whoever left is judged on", LIVENESS, "peer->local && seen[peer->ranks[0]].left", "false"),
     Mutant("a new sign of life is not noted", LIVENESS, "sign != peer->sign", "false"),
     Mutant("whoever was stopped judges at once", LIVENESS, "if (!listened(peer)) peer.changed = now;", ";"),

@@ -327,7 +327,7 @@ void SimulatedRank::TryToClose() {
   if (ended() || !leaving_ || busy()) return;
   if (!protocol_.released() && surroundings_->now() < close_by_) return;
   closed_ = true;
-  surroundings_->life(rank_).left = true;
+  surroundings_->life(rank_).Leave();
   if (!protocol_.clean()) {
     judge_->Closed(rank_);
     protocol_.GiveUpWaiting(clock(), &effects_);
@@ -404,7 +404,7 @@ void SimulatedRank::CarryOut(rank_effect::NoteCause& note) {
 
 void SimulatedRank::CarryOut(rank_effect::End& end) {
   aborted_ = true;
-  surroundings_->life(rank_).left = true;
+  surroundings_->life(rank_).Leave();
   judge_->Ended(rank_, surroundings_->now(), end.cause.message());
 }
 
@@ -439,7 +439,7 @@ SignsOfLife SimulatedRank::Signs() const {
   for (const auto& [rank, count] : arrivals_) signs[rank].count = count;
   for (int rank : world.hosts[world.host_of[rank_]]) {
     const Life& life = surroundings_->life(rank);
-    signs[rank] = {life.left, life.died, life.beats};
+    signs[rank] = {life.left, life.ended, life.beats};
   }
   return signs;
 }

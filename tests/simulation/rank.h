@@ -19,8 +19,10 @@ namespace simulation {
 
 // A rank's place in its host's memory.
 struct Life {
-  bool begun = false, left = false, died = false;
+  bool begun = false, left = false, ended = false;
   uint64_t beats = 0;
+
+  void Leave() { left = ended = true; }  // its process has nothing else to do
 };
 
 // What a rank needs from the world around it.

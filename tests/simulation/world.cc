@@ -140,7 +140,7 @@ void SimulatedWorld::Strike(const Happening& happening) {
   if (happening.kind == kLoss && !LoseConnections(fault)) return;
   if (happening.kind == kCrash) {
     process.crashed_at = now_;
-    life(happening.rank).died = life(happening.rank).begun;
+    life(happening.rank).ended = life(happening.rank).begun;
     judge_.Crashed(happening.rank);
     if (plan_.wire_tells) LoseConnectionsWith(happening.rank);
   }
@@ -154,7 +154,7 @@ void SimulatedWorld::Strike(const Happening& happening) {
 
 // Some rank of the same host is there to see that the process has ended.
 bool SimulatedWorld::KernelTells(const Fault& fault) const {
-  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !lives_[static_cast<size_t>(fault.ranks[0])].died)
+  if (fault.kind != Fault::kCrash || fault.ranks.size() > 1 || !lives_[static_cast<size_t>(fault.ranks[0])].ended)
     return false;
   return std::any_of(processes_.begin(), processes_.end(), [&](const auto& entry) {
     return plan_.host_of.at(entry.first) == plan_.host_of.at(fault.ranks[0]) && entry.second.crashed_at == kNever &&
