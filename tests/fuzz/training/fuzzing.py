@@ -27,7 +27,7 @@ class Fuzzer:
     def failures(self, seeds: Iterable[int], most_shrunk: int = 3) -> Iterator[str]:
         """What fails, with its seed; the first ones made small."""
         for seed in seeds:
-            if told := self.verdict(self.scripts.drawn(seed)):
+            if told := self.judged(self.scripts.drawn(seed)):
                 if most_shrunk > 0:
                     small, said = self.shrunk(seed)
                     told = f"{told}\n  shrunk: {said}\n  {small}"
@@ -36,7 +36,14 @@ class Fuzzer:
 
     def shrunk(self, seed: int) -> tuple[Any, str]:
         """The smallest script found that fails as that of a seed does, and how it does."""
-        return shrunk(self.scripts.drawn(seed), self.verdict, self.scripts.smaller)
+        return shrunk(self.scripts.drawn(seed), self.judged, self.scripts.smaller)
+
+    def judged(self, script: Any) -> str:
+        """The verdict; of a script that its framework alone refuses, how."""
+        try:
+            return self.verdict(script)
+        except Exception as problem:
+            return f"refused in one process: {type(problem).__name__}: {problem}"
 
     def first_failing_average(self, seeds: Iterable[int]) -> int:
         """The first seed whose script averages, and fails."""

@@ -173,8 +173,8 @@ ILLEGAL = {
     "a plateau is one of losses, which are finite": lambda s: (
         s.plateau and (s.form == "grad" or any(turn.overflow != -1 for turn in s.turns))
     ),
-    "reduce_on_plateau takes the lowest dtype, of which there is one": lambda s: (
-        s.plateau and {"float16", "bfloat16"} <= set(s.dtypes)
+    "optax compares dtypes, of which one is to be the lowest or highest": lambda s: (
+        (s.plateau or s.rate == "hyperparameter") and {"float16", "bfloat16"} <= set(s.dtypes)
     ),
     "what is added up is of several passes": lambda s: (s.every > 1) != s.updates_each_pass,
     "the distributed transformation averages the passes that it adds up": lambda s: (
