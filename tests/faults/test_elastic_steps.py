@@ -193,6 +193,13 @@ def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, f
 WORKERS = {"num_workers": 2}
 
 
+# A number that all ranks have behind each epoch, as the loss of a validation.
+MEASURED = TRAINING.replace(
+    "    end()\n",
+    '        fault("metric")\n        state.survive(lambda: hvd.allreduce(torch.ones(1), name="metric"))\n    end()\n',
+)
+
+
 REFUSED = """
     from ringtrain.errors import RingtrainError
 
@@ -289,6 +296,17 @@ def test_whoever_dies_wherever(loader: dict, faults: dict[str, str], job: Job, t
     )
     lost = {fault.split("/")[0] for fault, statement in faults.items() if "sleep" not in statement}
     assert_as_planned(job, done, 3 - len(lost), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_behind_an_epoch_costs_no_sample_of_the_next(victim: int, job: Job, tmp_path: Path) -> None:
+    """The others notice it in an operation of their own, and the next epoch has each sample once, too."""
+    faults = json.dumps({f"{victim}/10/metric": KILL})
+    done = run(job, "--elastic", "-np", "1:3", *LATER, program=MEASURED, FAULTS=faults)
+    plan = assert_as_planned(job, done, 2, tmp_path)
+    assert [len(step) for step in plan] == [3] * 10 + [2] * 15
 
 
 @pytest.mark.long

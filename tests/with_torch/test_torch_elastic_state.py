@@ -470,6 +470,21 @@ def test_the_length_of_a_loader_is_that_of_its_pass(options, alone):
         next(iter(loader))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_begins_as_its_first_step_is_dealt(workers, alone):
+    """To three ranks, one of which was lost between the last step and the next epoch, as in a metric of `survive`."""
+    sampler, _, loader = followed(num_workers=workers)
+    sampler.deal(3, 2)
+    sampler.set_epoch(1)
+    sampler.load_state_dict(sampler.state_dict())
+    batches = iter(loader)
+    assert next(batches).tolist() == [2, 5]
+    sampler.finish_window({0, 2})
+    sampler.deal(2, 1)
+    seen = [batch.tolist() for batch in batches if sampler.finish_window(None) is None]
+    assert seen == [[4, 7], *([first, first + 2] for first in range(9, 37, 4)), [37, 39]]
+
+
 def test_a_rank_that_gives_its_batches_up_draws_them_again(alone):
     """As a script does that leaves its loop within an epoch."""
     sampler, _, loader = followed()

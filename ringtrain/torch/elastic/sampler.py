@@ -107,8 +107,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def follow(self, follower: Follower) -> None:
         """Counts by itself from now on."""
-        self._follower = follower
+        self._follower = None
         self.reset()
+        self._follower = follower
 
     def deal(self, size: int, place: int) -> None:
         """Deals the next window to so many ranks, of which this is the one at that place."""
@@ -242,9 +243,10 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return order
 
     def reset(self) -> None:
-        """Deals what is left over the ranks of the present world."""
-        context = current()
-        self.num_replicas, self.rank = context.size, context.rank
+        """Deals what is left over the ranks of the present world; in a ``State(model=..., optimizer=...)`` as the open step is dealt."""
+        if self._follower is None:  # else `deal` says, since contributors are places among those to whom it was dealt
+            context = current()
+            self.num_replicas, self.rank = context.size, context.rank
         order = sharding.order(len(self.dataset), self.seed if self.shuffle else None, self.epoch)
         self._order = order
         self.remaining_indices = order[self.processed_num :].tolist()
