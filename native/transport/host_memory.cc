@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -117,6 +118,9 @@ Status PosixMemory::Create(int local_size, size_t world_window_bytes, std::uniqu
   made->file_ = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (made->file_ < 0) return SystemError(std::string("shared memory ") + name + " cannot be created");
   made->linked_ = true;
+  // Held until this process ends, and from before the file has a size. So whoever finds a name without a lock knows
+  // that its creator was killed before it could remove it.
+  if (flock(made->file_, LOCK_SH) != 0) return SystemError("flock of shared memory");
   RT_TRY(made->Reserve(0, HostControl::Bytes(local_size)));
   if (local_size > 1) RT_TRY(made->Reserve(WindowOffset(0), world_window_bytes + kCounterBytes));
   RT_TRY(made->MapControl());

@@ -225,3 +225,29 @@ def test_what_hides_from_its_group_ends_and_what_it_shared_is_removed(
     if ending == "the agent is killed":
         os.kill(min(pid for pid, line in job.processes().items() if re.match(KEEPERS["agent"], line)), signal.SIGKILL)
     assert (launcher.wait(SECONDS) == 0) == (ending == "all end")
+
+
+# Rank 0 makes the host's memory, and is killed while it waits for others to open that.
+MEETING = """
+    import os, signal, threading
+    import ringtrain as rt
+
+    def watch():
+        known = set(os.listdir("/dev/shm"))
+        while not any(name.startswith("ringtrain-") for name in set(os.listdir("/dev/shm")) - known):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ["RINGTRAIN_RANK"] == "0":
+        threading.Thread(target=watch, daemon=True).start()
+    rt.init()
+    rt.barrier()
+"""
+
+
+@pytest.mark.tcp
+def test_a_rank_that_is_killed_while_ranks_meet_leaves_no_memory(job: Job) -> None:
+    """Its name would stay until the host is started again. That nothing is left is what the fixture asserts."""
+    command = ringtrainrun("tcp", 3, python_with("tcp"), "-c", textwrap.dedent(MEETING))
+    launcher = job.start(*command, env=rank_environment())
+    assert launcher.wait(SECONDS) in (0, 128 + signal.SIGKILL)  # or all have met before

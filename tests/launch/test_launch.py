@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import mmap
 import os
 import platform
 import pty
 import re
+import secrets
+import selectors
 import socket
 import subprocess
 import sys
@@ -18,7 +22,7 @@ import pytest
 from ringtrain.launch import cli, mpich, openmpi, planning, srun
 from ringtrain.launch.agent.command import threads_per_rank
 from ringtrain.launch.agent.facts import visible_gpus
-from ringtrain.launch.agent.segments import segments_of
+from ringtrain.launch.agent.segments import Segments, segments_of
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.hosts import (
@@ -875,6 +879,28 @@ def test_variables_of_another_engine_do_not_reach_the_ranks(monkeypatch):
     environment = job_environment(given_environment(plan()), plan(), Installation("MPICH 5", "", mpich, ""))
     assert environment["MINE"] == "4"
     assert not {"OMPI_COMM_WORLD_SIZE", "PMI_RANK"} & environment.keys()
+
+
+def test_what_a_killed_rank_has_left_in_dev_shm_is_removed_and_no_other():
+    """While its creator lives it has a lock, and before that no size."""
+    left, used, new, other = (f"/dev/shm/{kind}" for kind in own_names(3) + [f"ringtrain-mine-{os.getpid()}"])
+    paths = [left, used, new, other]
+    try:
+        for path in paths:
+            with open(path, "wb") as file:
+                file.truncate(0 if path == new else 4096)
+        with open(used, "rb") as file, selectors.DefaultSelector() as selector:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            Segments(selector, set).remove()
+            assert [os.path.exists(path) for path in paths] == [False, True, True, True]
+    finally:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def own_names(count):
+    return [f"ringtrain-{secrets.token_hex(8)}" for _ in range(count)]
 
 
 def test_an_mpis_shared_memory_is_found_and_no_other():

@@ -3,8 +3,10 @@
 #include "transport/host_memory.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -91,6 +93,17 @@ RT_TEST(file_is_private_and_nameless_once_unlinked) {
     creator->control().abort.state = AbortNotice::kSet;
     RT_CHECK_EQ(member->control().abort.state.load(), uint32_t{AbortNotice::kSet});
   }
+}
+
+RT_TEST(file_is_locked_while_its_creator_lives) {
+  std::unique_ptr<PosixMemory> creator;
+  RT_REQUIRE_OK(PosixMemory::Create(2, kBytes, &creator));
+  const int file = open(("/dev/shm" + creator->name()).c_str(), O_RDONLY);
+  RT_REQUIRE_EQ(file >= 0, true);
+  RT_CHECK_EQ(flock(file, LOCK_EX | LOCK_NB), -1);
+  creator.reset();
+  RT_CHECK_EQ(flock(file, LOCK_EX | LOCK_NB), 0);
+  close(file);
 }
 
 RT_TEST(creator_that_fails_half_way_leaves_no_file) {

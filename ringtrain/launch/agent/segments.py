@@ -1,4 +1,8 @@
-"""Shared memory that the ranks' MPI makes in /dev/shm: found in what a process has mapped, and removed after the job."""
+"""Shared memory that ranks make in /dev/shm, which is removed after the job.
+
+That of their MPI is found in what a process has mapped. That of ringtrain has a name only while a world forms, and a lock
+as long as its creator lives.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 MPI_FILE = rb"/dev/shm/(?:mpich_shm_|Intel_MPI_|sm_segment\.|vader_segment\.|ucx_shm_posix_|psm[23]_shm\.)\S+"
 MPI_NAME = re.compile(MPI_FILE.removeprefix(b"/dev/shm/"))
 MPI_SEGMENT = re.compile(rb"(\d+) +(" + MPI_FILE + rb")$", re.MULTILINE)  # in /proc/PID/maps
+OWN_NAME = re.compile(r"ringtrain-[0-9a-f]{16}")  # as host_memory.cc makes them
 LOOKS, SECONDS_BETWEEN_LOOKS = 5, 0.05  # for whoever has just made shared memory, and is about to map it
 IN_CREATE = 0x100
 EVENT_HEAD = 16  # bytes of struct inotify_event before its name, whose length is the last of them
@@ -97,9 +102,15 @@ class Segments:
         self.look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS if self._looks else float("inf")
 
     def remove(self) -> None:
-        """Removes all that is left of it."""
+        """Removes all that is left of it, and what ranks have left that were killed while their world formed."""
         for path, inode in self._known:
             remove_file(path, inode)
+        try:
+            names = os.listdir("/dev/shm")
+        except OSError:
+            return
+        for name in filter(OWN_NAME.fullmatch, names):
+            remove_unless_locked(f"/dev/shm/{name}")
 
     def _note_creation(self) -> None:
         if self._watch.has_seen_one():
@@ -113,6 +124,20 @@ def segments_of(process: int) -> set[tuple[str, int]]:
     except OSError:
         return set()
     return {(path.decode(), int(inode)) for inode, path in MPI_SEGMENT.findall(maps)}
+
+
+def remove_unless_locked(path: str) -> None:
+    """Removes a file of ringtrain's whose creator is gone; one without a size has no lock yet."""
+    import fcntl
+
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_size:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_file(path, found.st_ino)
+    except OSError:  # it has a creator, or no name any more, or belongs to another user
+        pass
 
 
 def remove_file(path: str, inode: int) -> None:
