@@ -80,7 +80,6 @@ void Judge::Starts(Nanoseconds now, const std::string& host) {
 void Judge::Ran(Nanoseconds now, const Uid& uid, const EpochId& epoch, const std::vector<Member>& members,
                 const Progress& progress) {
   if (evicted_.count(uid) > 0 && newest_run_ < epoch) Violate("E11: evicted " + Name(uid) + " runs " + Name(epoch));
-  members_.insert(uid);
   step_of_[uid] = std::max(step_of_[uid], progress.steps);
   const auto [world, is_new] = worlds_.insert({epoch, {progress, members, {}}});
   ++world->second.running;
@@ -89,13 +88,17 @@ void Judge::Ran(Nanoseconds now, const Uid& uid, const EpochId& epoch, const std
             std::to_string(world->second.progress.steps));
   if (!(world->second.progress == progress))
     Violate("E1: members of " + Name(epoch) + " have different orders of the samples");
-  if (!is_new) return;
+  if (is_new) Began(now, epoch, world->second);
+  members_.insert(uid);
+}
+
+void Judge::Began(Nanoseconds now, const EpochId& epoch, const World& world) {
   if (epoch < newest_run_) Violate("E5: " + Name(epoch) + " runs after " + Name(newest_run_));
   const EpochId old = std::exchange(newest_run_, epoch);
-  if (!applied_.empty() && progress.steps < applied_.rbegin()->first)
+  if (!applied_.empty() && world.progress.steps < applied_.rbegin()->first)
     Violate("E2: " + Name(epoch) + " begins behind step " + std::to_string(applied_.rbegin()->first));
   CheckTime(now);
-  CheckSides(now, old, world->second);
+  CheckSides(now, old, world);
 }
 
 void Judge::HasProgram(const EpochId& epoch, const std::string& program) {
@@ -221,7 +224,8 @@ void Judge::CheckTime(Nanoseconds now) {
   struck_ = kNever;
 }
 
-// Of a cut between hosts that both reach the launcher, the larger side goes on, or that of the lowest rank.
+// Of a cut between hosts that both reach the launcher, the larger side goes on, or that of the lowest rank. A rank that
+// has taken the state over counts more than all that have not.
 void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) {
   if (!plan_.only(Fault::kCut) || plan_.minimum > 1 || plan_.link_delay > kSecond) return;
   const Fault& cut = plan_.faults[0];
@@ -229,8 +233,9 @@ void Judge::CheckSides(Nanoseconds now, const EpochId& old, const World& world) 
   if (!cut.spares_launcher || cut.way != Fault::kBoth || old != cut_in_ || now >= heals + kSecond) return;
   const auto is_within = [&](const Member& member) { return IsWithinTheCut(member.process.host); };
   const std::vector<Member>& members = worlds_[old].members;
-  const auto within = static_cast<size_t>(std::count_if(members.begin(), members.end(), is_within));
-  const size_t without = members.size() - within;
+  size_t within = 0, without = 0;
+  for (const Member& member : members)
+    (is_within(member) ? within : without) += members_.count(member.process.uid) > 0 ? members.size() : 1;
   if (within == 0 || without == 0) return;
   if (now - cut_at_ > kSilence + 4 * kSecond + 3 * plan_.window) Violate("E8: a cut lasts, and no side goes on");
   const bool stays_within = within == without ? is_within(members[0]) : within > without;

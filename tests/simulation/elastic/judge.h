@@ -91,6 +91,7 @@ class Judge {
     size_t running = 0;  // members
     std::string program = {};
   };
+  void Began(Nanoseconds now, const EpochId& epoch, const World& world);
   void UsePositions(const Sums& sums);
   bool all_state_is_lost() const;
   void CheckTime(Nanoseconds now);
