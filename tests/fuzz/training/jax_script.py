@@ -199,7 +199,7 @@ ILLEGAL = {
             or s.reduces == "gradients"
             or s.accumulates == "passes"
             or s.maps == "models"
-            or len(s.turns) < 3
+            or sum(s.finite != "around" or turn.overflow == -1 for turn in s.turns) < 3  # that it hears of
         )
     ),
     "another start is found in what update gets": lambda s: s.mistake == "start" and not s.gives,

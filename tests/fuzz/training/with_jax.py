@@ -538,7 +538,9 @@ def loaded(given: bytes, like: Any) -> Any:
 
 
 def lost(leaf: jax.Array) -> jax.Array:
-    return jax.random.key(0) if is_key(leaf) else jnp.zeros_like(leaf)
+    if is_key(leaf):
+        return jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(leaf)))
+    return jnp.zeros_like(leaf)
 
 
 def is_key(leaf: Any) -> bool:
