@@ -188,6 +188,24 @@ std::string Frame::Encode() const {
       encoder.Unsigned(schedule);
       encoder.Unsigned(count);
       break;
+    case FrameType::kOffer:
+      encoder.Unsigned(count);
+      encoder.Signed(tag);
+      ringtrain::Encode(tensor, &encoder);
+      encoder.Byte(flag);
+      encoder.Text(text);
+      break;
+    case FrameType::kDecline:
+      encoder.Unsigned(count);
+      encoder.Text(text);
+      break;
+    case FrameType::kAccept:
+    case FrameType::kTaken:
+      encoder.Unsigned(count);
+      break;
+    case FrameType::kAwait:
+    case FrameType::kGone:
+      break;
   }
   return encoder.Take();
 }
@@ -240,6 +258,25 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
     case FrameType::kHalted:
       frame->schedule = DecodeNumber(&decoder);
       frame->count = decoder.Unsigned();
+      break;
+    case FrameType::kOffer:
+      frame->count = decoder.Unsigned();
+      frame->tag = decoder.Signed();
+      frame->tensor = DecodeTensor(&decoder);
+      frame->flag = decoder.Flag();
+      frame->text = decoder.Text();
+      if (!IsPossible(frame->tensor) || (frame->flag && frame->text.size() != frame->tensor.bytes())) decoder.Refuse();
+      break;
+    case FrameType::kDecline:
+      frame->count = decoder.Unsigned();
+      frame->text = decoder.Text();
+      break;
+    case FrameType::kAccept:
+    case FrameType::kTaken:
+      frame->count = decoder.Unsigned();
+      break;
+    case FrameType::kAwait:
+    case FrameType::kGone:
       break;
     default:
       decoder.Refuse();

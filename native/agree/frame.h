@@ -25,7 +25,14 @@ enum class FrameType : uint8_t {
   kSchedule = 10,   // coordinator to members: from here on this cycle of batches, without a word (schedule.h)
   kPromise = 11,    // one host to another: so many batches of the schedule all on this side have promised
   kHalt = 12,  // member to coordinator: the schedule ends, and so much is promised here; coordinator to members: say so
-  kHalted = 13  // coordinator to members: so many batches of the schedule run, then it is over
+  kHalted = 13,  // coordinator to members: so many batches of the schedule run, then it is over
+  // Between the two ranks of a send (pairing.h).
+  kOffer = 14,    // sender: a tensor of this kind, or the tensor itself; flag: it is in here
+  kAccept = 15,   // receiver: send the offer of this number
+  kDecline = 16,  // receiver: it fails on both sides, with this text
+  kTaken = 17,    // receiver: so many bytes that came in offers have been taken
+  kAwait = 18,    // I wait for a tensor of yours, or for you to take mine
+  kGone = 19      // receiver of kAwait: I leave, and neither send nor take any more
 };
 
 // A submission that its own rank refused: its peers' operation of that name fails with the same text.
@@ -59,14 +66,17 @@ struct Frame {
   int resent = 0;                      // kReady: how many of them answer a kResend
   std::vector<Refusal> refusals;       // kReady
   std::vector<Verdict> verdicts;       // kVerdicts
-  std::string text;                    // kAbort, kStalled
-  bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat
+  std::string text;                    // kAbort, kStalled, kDecline; kOffer: the tensor's bytes
+  bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat, kOffer
   uint64_t milliseconds = 0;           // kLongPhase
   uint32_t schedule = 0;               // kReady: the last one that the member has begun; kSchedule .. kHalted: which
   std::vector<std::vector<ResponseCache::Id>> cycle;  // kSchedule
-  uint64_t count = 0;                                 // kPromise, kHalt, kHalted: batches
+  // kPromise, kHalt, kHalted: batches; kOffer .. kDecline: the offer's number; kTaken: bytes
+  uint64_t count = 0;
   int last = 0;                                       // kPromise: the member on this side that came last
   Nanoseconds gap = 0;                                // kPromise: by which it came behind the one before it
+  int64_t tag = 0;                                    // kOffer
+  TensorSpec tensor = {};                             // kOffer
 
   // Whether it can be of one member of this process set to another: what it has of members are members, and its lists
   // have their lengths. Frames of the same ringtrain always do.

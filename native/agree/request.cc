@@ -24,6 +24,10 @@ Status Refuse(const Request& request, const std::string& text) {
   return Status::InvalidArgument(request.Subject() + ": " + text);
 }
 
+bool IsNegative(const TensorSpec& tensor) {
+  return std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; });
+}
+
 // Extents of 0 do not help: products of the others are formed on the way.
 bool TooLarge(const TensorSpec& tensor) {
   auto bytes = static_cast<int64_t>(Bytes(tensor.dtype));
@@ -41,7 +45,7 @@ Status CheckTensors(const Request& request) {
       return Refuse(request, "a tensor may have " + std::to_string(RT_MAX_DIMENSIONS) +
                                  " dimensions at most, but has " + std::to_string(tensor.shape.size()) +
                                  ". Reshape it.");
-    if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; }))
+    if (IsNegative(tensor))
       return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
     if (TooLarge(tensor))
       return Refuse(request,
@@ -208,6 +212,15 @@ Status CheckNewSet(const Request& request, const std::vector<int>& world) {
   return {};
 }
 
+// The other rank is the root; a receive may leave it open.
+Status CheckPair(const Request& request, const std::vector<int>& members) {
+  if (request.tensors.size() != 1 || request.splits.size() != 1)
+    return Refuse(request, "takes one tensor and one tag, got " + std::to_string(request.tensors.size()) + " and " +
+                               std::to_string(request.splits.size()) + ".");
+  if (request.operation == Operation::kReceive && request.root == kAnyRank) return {};
+  return CheckRoot(request, members);
+}
+
 // ---- the bytes of an attribute, by its type ----
 
 template <typename Enum, typename = std::enable_if_t<std::is_enum_v<Enum>>>
@@ -334,6 +347,7 @@ Status Check(const Request& request, const std::vector<int>& members) {
   RT_TRY(CheckWeight(request));
   RT_TRY(CheckCompression(request));
   if (row.rooted) RT_TRY(CheckRoot(request, members));
+  if (row.layout == Layout::kPair) RT_TRY(CheckPair(request, members));
   if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckNewSet(request, members));
   if (row.layout == Layout::kExchange) {
     if (request.tensors.size() != 1)
@@ -344,6 +358,8 @@ Status Check(const Request& request, const std::vector<int>& members) {
     RT_TRY(CheckProcessSet(request, members));
   return {};
 }
+
+bool IsPossible(const TensorSpec& tensor) { return !IsNegative(tensor) && !TooLarge(tensor); }
 
 Status Check(const Response& response) {
   const std::vector<int64_t>& weights = response.weights;
@@ -356,6 +372,7 @@ Status Check(const Response& response) {
 bool Fits(const Request& request, const std::vector<int>& members) {
   const OperationRow& row = *Find(request.operation);
   if (!CheckTensors(request).ok() || (row.rooted && !CheckRoot(request, members).ok())) return false;
+  if (row.layout == Layout::kPair) return false;  // which no coordinator hears of
   if (row.layout == Layout::kExchange) return request.tensors.size() == 1 && CheckSplits(request, members).ok();
   if (request.operation == Operation::kAddProcessSet || request.operation == Operation::kRemoveProcessSet)
     return CheckProcessSet(request, members).ok();
@@ -381,6 +398,19 @@ bool Fits(const Response& response, const std::vector<int>& members) {
   return fits;
 }
 
+void Encode(const TensorSpec& tensor, Encoder* encoder) {
+  encoder->Byte(static_cast<uint8_t>(tensor.dtype));
+  encoder->SignedList(tensor.shape);
+}
+
+TensorSpec DecodeTensor(Decoder* decoder) {
+  TensorSpec tensor;
+  tensor.dtype = static_cast<DType>(decoder->Byte());
+  tensor.shape = Shape(decoder->SignedList());
+  if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MAX_DIMENSIONS) decoder->Refuse();
+  return tensor;
+}
+
 void Encode(const Request& request, Encoder* encoder) {
   encoder->Text(request.name);
   encoder->Byte(static_cast<uint8_t>(request.operation));
@@ -390,10 +420,7 @@ void Encode(const Request& request, Encoder* encoder) {
   encoder->Signed(request.device);
   encoder->Byte(request.cacheable);
   encoder->Unsigned(request.tensors.size());
-  for (const TensorSpec& tensor : request.tensors) {
-    encoder->Byte(static_cast<uint8_t>(tensor.dtype));
-    encoder->SignedList(tensor.shape);
-  }
+  for (const TensorSpec& tensor : request.tensors) Encode(tensor, encoder);
   encoder->SignedList(request.splits);
 }
 
@@ -407,11 +434,7 @@ Request DecodeRequest(Decoder* decoder) {
   request.device = decoder->Int();
   request.cacheable = decoder->Flag();
   request.tensors.resize(decoder->Count());
-  for (TensorSpec& tensor : request.tensors) {
-    tensor.dtype = static_cast<DType>(decoder->Byte());
-    tensor.shape = Shape(decoder->SignedList());
-    if (Find(tensor.dtype) == nullptr || tensor.shape.size() > RT_MAX_DIMENSIONS) decoder->Refuse();
-  }
+  for (TensorSpec& tensor : request.tensors) tensor = DecodeTensor(decoder);
   request.splits = decoder->SignedList();
   if (Find(request.operation) == nullptr) decoder->Refuse();
   return request;

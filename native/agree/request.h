@@ -34,6 +34,8 @@ template <AttributeKind kind>
 using AttributeValue =
     std::tuple_element_t<static_cast<size_t>(kind), std::tuple<Reduction, Compression, double, int64_t, int>>;
 
+constexpr int kAnyRank = -1;  // root of a receive
+
 struct Request {
   static constexpr int64_t kNoCount = -1;  // of an attribute kOwnCount
 
@@ -46,7 +48,8 @@ struct Request {
   int device = -1;  // host memory, or a GPU's index
   bool cacheable = true;
   std::vector<TensorSpec> tensors;  // several: a group
-  std::vector<int64_t> splits;      // alltoall: rows for each member; process sets: ranks, or the id
+  // alltoall: rows for each member; process sets: ranks, or the id; of a pair: the tag
+  std::vector<int64_t> splits;
 
   bool operator==(const Request& other) const;
   // allreduce 'fc1.bias'
@@ -89,9 +92,14 @@ Status Check(const Response& response);
 bool Fits(const Request& request, const std::vector<int>& members);
 bool Fits(const Response& response, const std::vector<int>& members);
 
+// Whether there can be such a tensor: no extent is negative, and its bytes can be counted.
+bool IsPossible(const TensorSpec& tensor);
+
 // What this rank can see alone to be wrong with a request of its own. members: global ranks of the process set.
 Status Check(const Request& request, const std::vector<int>& members);
 
+void Encode(const TensorSpec& tensor, Encoder* encoder);
+TensorSpec DecodeTensor(Decoder* decoder);
 void Encode(const Request& request, Encoder* encoder);
 Request DecodeRequest(Decoder* decoder);
 void Encode(const Response& response, Encoder* encoder);

@@ -21,7 +21,8 @@ struct Group {
       4;  // alltoalls at the same time: two batches, each of two pieces if it is staged
   static constexpr int kChunksApart = kTags - 1 - kExchangesApart;  // in flight at the same time, at most
   // Process sets at the same time. Each may have another group, across its hosts, whose lane is as much higher.
-  static constexpr int kMaxGroups = Wire::kMaxTag / kTags / 2;
+  static constexpr int kMaxGroups = Wire::kMaxTag / kTags / 2 - 1;
+  static constexpr int kPairTag = Wire::kMaxTag - 1;  // of what is between two ranks: no group's
 
   int process_set = 0;
   int lane =

@@ -58,10 +58,20 @@ Status Admission::Admit(const std::vector<int>& members, Submission* submission)
   Request& request = submission->request;
   RT_TRY(FillSplits(static_cast<int64_t>(members.size()), &request));
   RT_TRY(Check(request, members));
+  if (Find(request.operation)->layout == Layout::kPair) RT_TRY(CheckPair(request));
   RT_TRY(CheckMemory(*submission));
   if (request.operation == Operation::kAddProcessSet) RT_TRY(CheckAddition(request));
   if (request.operation == Operation::kRemoveProcessSet) RT_TRY(CheckRemoval(request));
   return request.device >= 0 ? MarkReady(submission) : Status();
+}
+
+Status Admission::CheckPair(const Request& request) const {
+  if (request.root == rank_)
+    return Status::InvalidArgument(request.Subject() + ": the other rank must be another one, but is " +
+                                   std::to_string(rank_) + ", this one. Copy the tensor.");
+  if (request.device < 0) return {};
+  return Status::Unsupported(request.Subject() +
+                             ": the tensor must be in host memory, but is on a GPU. Copy it to the host first.");
 }
 
 Status Admission::CheckAddition(const Request& request) const {

@@ -25,6 +25,7 @@ class Admission {
   Status Admit(const std::vector<int>& members, Submission* submission) const;
 
  private:
+  Status CheckPair(const Request& request) const;
   Status CheckAddition(const Request& request) const;
   Status CheckRemoval(const Request& request) const;
   Status MarkReady(Submission* submission) const;

@@ -68,15 +68,17 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
   const Admission admission(options_, world().rank, &epoch_.process_sets(), &table_, &devices_);
   const Status status = refusal.empty() ? admission.Admit(members, submission.get()) : Status::InvalidArgument(refusal);
   if (!status.ok()) {
-    table_.AddRefusal(process_set, {request.name, status.code(), status.message()});
-    driver_.OnNews(false, true, 0);
+    if (!PointToPoint::Takes(request)) {
+      table_.AddRefusal(process_set, {request.name, status.code(), status.message()});
+      driver_.OnNews(false, true, 0);
+    }
     return status;
   }
   submission->submitted = Now();
-  const bool calls_back = submission->done != nullptr;
+  const bool calls_back = submission->done != nullptr, between_two = PointToPoint::Takes(request);
   const int64_t bytes = static_cast<int64_t>(request.bytes());
   RT_TRY(table_.Add(std::move(submission)));
-  driver_.OnNews(caller_waits, calls_back, bytes);
+  driver_.OnNews(caller_waits, calls_back || between_two, bytes);
   return {};
 }
 

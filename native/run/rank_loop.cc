@@ -31,6 +31,7 @@ RankLoop::RankLoop(const World& world, const Books& books, Transport& transport,
       mail_(transport, memory, world.my_host()),
       board_(world, memory),
       executor_(world, books, transport, memory, residuals),
+      point_to_point_(world, books, transport, memory),
       protocol_(world, books.options),
       no_memory_(Status::Internal(
           "rank " + std::to_string(world.rank) +
@@ -85,6 +86,7 @@ void RankLoop::EndHere() {
   try {
     wire_.Abandon();
     executor_.Abandon(no_memory_);
+    point_to_point_.Abandon();
   } catch (const std::bad_alloc&) {  // tensors may be written that belong to their owners
     constexpr char kText[] =
         "ringtrain: no memory is left to end the world in an orderly way; this process ends here.\n";
@@ -106,6 +108,7 @@ bool RankLoop::TryStep() {
   if (ReceiveMail(&moved)) AwaitLastWords();
   moved |= Tick();
   AdvanceBatches(&moved);
+  AdvancePointToPoint(&moved);
   if (moved) last_active_ = Now();
   return moved;
 }
@@ -118,7 +121,9 @@ void RankLoop::TakeSubmissions(bool* moved) {
   const Nanoseconds now = Now();
   for (const auto& submission : news.submissions) {
     submission->announced.store(now, std::memory_order_relaxed);
-    if (protocol_.Knows(submission->process_set))
+    if (PointToPoint::Takes(submission->request))
+      point_to_point_.Submitted(submission, process_sets_->Members(submission->process_set));
+    else if (protocol_.Knows(submission->process_set))
       protocol_.Submitted(now, submission->process_set, submission->request, &effects_);
     else
       table_->Finish(submission,
@@ -168,6 +173,8 @@ bool RankLoop::TakeMail(bool* moved) {
     *moved |= frame.type != FrameType::kBeat;  // which is no reason to stay awake
     if (frame.epoch != world_.epoch)
       books_.counters->Add(Counter::kStaleFrames, 1);
+    else if (PointToPoint::Takes(frame))
+      point_to_point_.Arrived(from, std::move(frame));
     else
       protocol_.Arrived(Now(), from, std::move(frame), &effects_);
     CarryOut();
@@ -182,6 +189,15 @@ void RankLoop::AdvanceBatches(bool* moved) {
   for (int process_set : finished) protocol_.BatchFinished(Now(), process_set, &effects_);
   CarryOut();
   if (!finished.empty()) *moved |= Tick();
+  if (!status.ok()) Abort(status);
+}
+
+void RankLoop::AdvancePointToPoint(bool* moved) {
+  if (!point_to_point_.busy() || protocol_.aborted()) return;
+  std::vector<std::pair<int, Frame>> frames;
+  const Status status = point_to_point_.Advance(moved, &frames);
+  for (auto& [rank, frame] : frames) SendFrame(rank, std::move(frame));
+  CarryOut();
   if (!status.ok()) Abort(status);
 }
 
@@ -301,6 +317,7 @@ void RankLoop::CarryOut(rank_effect::End& end) {
   std::string record = flight_recorder_.Take(end.cause.message());  // while what is pending is so
   wire_.Abandon();
   executor_.Abandon(end.cause);
+  point_to_point_.Abandon();
   table_->Close(end.cause);
   flight_recorder_.Leave(std::move(record));
 }
@@ -325,7 +342,8 @@ void RankLoop::SendFrame(int rank, Frame frame) {
 
 bool RankLoop::HasWork() const {
   if (protocol_.aborted()) return protocol_.awaits_last_words();
-  if (table_->has_news() || executor_.busy() || mail_.Busy() || protocol_.pending()) return true;
+  if (table_->has_news() || executor_.busy() || point_to_point_.busy() || mail_.Busy() || protocol_.pending())
+    return true;
   return MustPoll() && (progress_.Busy() || Now() - last_active_ < kLinger);
 }
 
@@ -340,6 +358,8 @@ void RankLoop::SayGoodbye() {
   Guarded([&] {
     bool moved = false;
     TakeSubmissions(&moved);
+    point_to_point_.Leave();
+    AdvancePointToPoint(&moved);
     protocol_.SayGoodbye(Now(), &effects_);
     CarryOut();
   });
@@ -350,8 +370,9 @@ void RankLoop::GiveUpWaiting() {
 }
 
 void RankLoop::LeaveOthers() {
-  if (closed_cleanly() && !executor_.busy()) return;
-  if (executor_.busy())
+  const bool under_way = executor_.busy() || point_to_point_.moving();
+  if (closed_cleanly() && !under_way) return;
+  if (under_way)
     return Abort(
         Status::Closed("rank " + std::to_string(world_.rank) +
                        " called shutdown() and left with operations under way. Wait for them before shutdown()."));

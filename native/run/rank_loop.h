@@ -6,6 +6,7 @@
 #ifndef RINGTRAIN_RUN_RANK_LOOP_H_
 #define RINGTRAIN_RUN_RANK_LOOP_H_
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "run/books.h"
 #include "run/executor.h"
 #include "run/flight_recorder.h"
+#include "run/point_to_point.h"
 #include "run/promise_board.h"
 #include "run/stack_requests.h"
 #include "run/suspicions.h"
@@ -38,13 +40,13 @@ class RankLoop {
   bool HasWork() const;
   // What it waits for cannot ring the doorbell: the driver must look again soon.
   bool MustPoll() const;
-  Nanoseconds next_timer() const { return protocol_.next_timer(); }
+  Nanoseconds next_timer() const { return std::min(protocol_.next_timer(), point_to_point_.next_timer()); }
   // How long a rank with nothing pending may sleep before it shows the others that it lives.
   Nanoseconds idle_period() const { return protocol_.idle_period(); }
 
   // Tells the others that this rank will submit no more; ready_to_close() once nobody waits for anybody.
   void SayGoodbye();
-  bool ready_to_close() const { return protocol_.released() && !executor_.busy(); }
+  bool ready_to_close() const { return protocol_.released() && !executor_.busy() && !point_to_point_.moving(); }
   // All ranks have said goodbye, so that what is collective may be done.
   bool closed_cleanly() const { return protocol_.clean(); }
   // This rank waits no longer: those who wait for it fail, and if it is rank 0 nobody need wait for the others either.
@@ -83,6 +85,7 @@ class RankLoop {
   bool TakeMail(bool* moved);
   void AwaitLastWords();
   void AdvanceBatches(bool* moved);
+  void AdvancePointToPoint(bool* moved);
   void CheckLongPhase();
 
   SignsOfLife Signs() const;
@@ -127,6 +130,7 @@ class RankLoop {
   Mail mail_;
   PromiseBoard board_;
   Executor executor_;
+  PointToPoint point_to_point_;
   Protocol protocol_;
   const Status no_memory_;     // made while there is memory for its words
   RankEffects effects_;        // decided and not carried out yet; empty between two steps

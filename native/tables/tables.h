@@ -55,12 +55,12 @@ constexpr int kCounterCount = 0
 #undef RT_COUNTER
 
 // Which rows of a tensor a member contributes and receives; collectives/rows.h computes with it.
-enum class Layout : int32_t { kWhole, kGather, kScatter, kExchange, kNone };
+enum class Layout : int32_t { kWhole, kGather, kScatter, kExchange, kPair, kNone };
 // The result: of the input's shape; of another first dimension, known after negotiation; no data.
 enum class Output : int32_t { kSame, kRows, kNone };
 constexpr Output OutputOf(Layout layout) {
   if (layout == Layout::kNone) return Output::kNone;
-  return layout == Layout::kWhole ? Output::kSame : Output::kRows;
+  return layout == Layout::kWhole || layout == Layout::kPair ? Output::kSame : Output::kRows;
 }
 
 // What can be computed with elements of a type; of kNone nothing: they are moved alone.

@@ -8,7 +8,7 @@ namespace ringtrain {
 namespace {
 
 constexpr size_t kMaxIds = size_t{1} << 20;  // the highest cache_capacity
-constexpr FrameType kLastType = FrameType::kHalted;
+constexpr FrameType kLastType = FrameType::kGone;
 
 Request Sample(Operation operation) {
   Request request;
