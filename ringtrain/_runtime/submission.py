@@ -81,6 +81,16 @@ def preparing(operation: str, name: str | None, process_set: Any) -> Submission:
     return Submission(operation, name, process_set)
 
 
+def current_of(process_set: Any) -> tuple[Context, int]:
+    """The current context, and the id of a process set in it; for what the others of the set hear nothing of.
+
+    Raises:
+        NotInitializedError: there is no world.
+        InvalidArgumentError, ProcessSetLostError: as ``id_of``.
+    """
+    return current(), id_of(process_set)
+
+
 def id_of(process_set: Any) -> int:
     """The id that operations submit under.
 
