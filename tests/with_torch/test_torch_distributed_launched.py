@@ -165,6 +165,52 @@ def test_compiled_programs_train_as_others_do(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
 
 
+# The schedules of torch.distributed.pipelining, against one process that has all parts.
+PIPELINES = """
+import os, torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B
+
+dist.init_process_group("ringtrain")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+def make(parts):
+    torch.manual_seed(3)
+    return [torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh()).double() for _ in range(parts)]
+
+torch.manual_seed(1)
+batches, goals = torch.randn(4, 16, 6).double(), torch.randn(4, 16, 6).double()
+loss_of = torch.nn.functional.mse_loss
+for schedule, per_rank in ((ScheduleGPipe, 1), (Schedule1F1B, 1), (ScheduleInterleaved1F1B, 2)):
+    parts = size * per_rank
+    alone = torch.nn.Sequential(*make(parts))
+    of_alone = torch.optim.SGD(alone.parameters(), lr=0.1)
+    modules = {part: module for part, module in enumerate(make(parts)) if part % size == rank}
+    stages = [PipelineStage(module, part, parts, torch.device("cpu")) for part, module in modules.items()]
+    runs = schedule(stages if per_rank > 1 else stages[0], n_microbatches=8, loss_fn=loss_of)
+    ours = torch.optim.SGD([each for module in modules.values() for each in module.parameters()], lr=0.1)
+    for inputs, wanted in zip(batches, goals):
+        of_alone.zero_grad(); loss_of(alone(inputs), wanted).backward(); of_alone.step()
+        ours.zero_grad()
+        losses = []
+        given = (inputs,) if rank == 0 else ()
+        last = rank == size - 1
+        runs.step(*given, target=wanted if last else None, losses=losses if last else None)
+        ours.step()
+    for part, module in modules.items():
+        for mine, whole in zip(module.parameters(), alone[part].parameters()):
+            assert torch.allclose(mine, whole, atol=1e-12), (schedule.__name__, part, (mine - whole).abs().max())
+dist.destroy_process_group()
+os.write(1, b"right\\n")
+"""
+
+
+@each_launcher
+@pytest.mark.timeout(150)
+def test_pipelines_train_as_one_process(launcher: str, tmp_path: Path) -> None:
+    done = run(launcher, PIPELINES, tmp_path)
+    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
+
+
 # Rank 1 is killed in the fifth step, while the others wait for it.
 KILLED = """
 import os, signal, sys, time, torch, torch.distributed as dist

@@ -30,8 +30,7 @@ from torch.testing._internal import common_distributed, common_utils
 
 # By words in their names; the first that fits.
 LEFT_OUT = {
-    "send|recv": "the core has collectives alone",
-    "monitored_barrier_allreduce_hang": "makes groups of NCCL by name",
+    "monitored_barrier_allreduce_hang|mixed_backend_err": "makes groups of NCCL by name",
     "barrier_timeout_global": "meets by a file that only torch's own run of the cases has",
     "nccl": "NCCL's own options",
     "average_parameters": "makes groups of NCCL by name",

@@ -5,7 +5,7 @@ Every function may be called from any thread; the order of calls must be the sam
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,28 +24,13 @@ from torch._C._distributed_c10d import (
 )
 
 from ringtrain._runtime.context import Context
-from ringtrain.errors import UnsupportedError
+from ringtrain._runtime.point_to_point import ANY_RANK
 from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.calls import Calls, back, dealing
 from ringtrain.torch.distributed.layouts import carried, flat
 from ringtrain.torch.distributed.store_barriers import StoreBarriers
 from ringtrain.torch.tensors import values_of
-
-
-def _refused_between_two(what: str) -> Callable[..., NoReturn]:
-    """What is between two ranks: the core has collectives alone."""
-
-    def call(group: "RingtrainProcessGroup", tensors: Sequence[Tensor], *other: int) -> NoReturn:
-        who = "any" if what == "recv_anysource" else other[0]
-        raise UnsupportedError(
-            f"{what}: with the backend 'ringtrain' ranks must exchange tensors by collectives, but rank {group.rank()} called "
-            f"{what} with rank {who}. Use broadcast or all_to_all_single, or a group of another backend beside it: "
-            "new_group(backend='gloo')."
-        )
-
-    call.__name__ = what
-    return call
 
 
 @with_eager_methods
@@ -300,9 +285,21 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         expected = [outputs[0] if rank == opts.rootRank else nothing for rank in range(self._size)]
         return self._way.exchange(list(inputs[0]) if mine else [nothing] * self._size, expected, opts, "scatter")
 
-    # ---- what there is not ----
+    # ---- between two ranks ----
 
-    send, recv, recv_anysource = map(_refused_between_two, ("send", "recv", "recv_anysource"))
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Any:
+        """Done when the tensor may be written again, which may be before the other rank has taken it."""
+        layouts.check_one(tensors, "send")
+        return self._way.send(tensors[0], to, tag)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Any:
+        """The next tensor that the other rank sends with this tag, of the same dtype and size."""
+        layouts.check_one(tensors, "recv")
+        return self._way.receive(tensors[0], source, tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
+        """``recv`` of the tensor that comes first; ``_source_rank`` of the work tells whose it was."""
+        return self.recv(tensors, ANY_RANK, tag)
 
     # ---- several collectives at once ----
 

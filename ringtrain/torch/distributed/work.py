@@ -108,6 +108,10 @@ class Pending:
         """Whether its results may be kept when nobody may want them any more."""
         return sum(each.nbytes for each in self.results if not each.is_sparse) <= _SMALL_BYTES
 
+    def source(self) -> int:
+        """The rank whose tensor a receive has taken; -1 before that."""
+        return self._operation.result()
+
     def problem(self) -> Exception | None:
         """Why it failed, once that is known."""
         return self._problem
@@ -203,6 +207,9 @@ class RingtrainWork(Work):
     def exception(self) -> Exception | None:
         """Why it failed, or None."""
         return None if self.is_success() else self._pending.problem()
+
+    def _source_rank(self) -> int:
+        return self._pending.source()
 
     def result(self) -> list[torch.Tensor]:
         """The result tensors, after ``wait``."""
