@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from environments import python_with, rank_environment, ringtrainrun
+from environments import PATHS, python_with, rank_environment, ringtrainrun
 from test_torch_sharded_step import OPTIMIZERS, START, STEPS, assert_all_equal, bits_of, train, wrapped
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import state_dict as by_name
@@ -21,7 +21,6 @@ from ringtrain.testing import World
 from ringtrain.torch.modes import sharded_step
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +266,7 @@ def test_four_processes_save_and_two_load(tmp_path):
 
     def run(ranks, what):
         line = [*ringtrainrun("tcp", ranks, python_with("tcp")), str(script), str(tmp_path / "checkpoint"), what]
-        environment = rank_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        environment = rank_environment(PYTHONPATH=PATHS)
         done = subprocess.run(line, capture_output=True, text=True, timeout=100, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return next(line for line in done.stdout.splitlines() if "ends with" in line).partition("ends with")[2]
