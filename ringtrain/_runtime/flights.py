@@ -8,12 +8,13 @@ waits for too long (option ``flight_record``). Reading is here; ``ringtrain flig
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtrain._binding._native import lib, take_answer
 from ringtrain._runtime.context import Context, current
+from ringtrain._runtime.rank_lists import ranks_text
 from ringtrain.errors import InvalidArgumentError
 
 FORMAT = 2  # that of flight_record.cc
@@ -180,25 +181,6 @@ def read(folder: str | os.PathLike) -> list[FlightRecord]:
 
 
 # ---- the comparison ----
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """``rank 3``, or ``ranks 0-2, 5``."""
-    ascending = sorted(ranks)
-    runs: list[list[int]] = []
-    for rank in ascending:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ("rank " if len(ascending) == 1 else "ranks ") + ", ".join(texts)
-
-
-def ranks_of(text: str) -> list[int]:
-    """The ranks in what ``ranks_text`` has made."""
-    runs = [each.split("-") for each in text.split(" ", 1)[1].split(", ")]
-    return [rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1)]
 
 
 def placed(ranks: Sequence[int], hosts: Mapping[str, Sequence[int]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ringtrain._runtime.flights import ranks_text
+from ringtrain._runtime.rank_lists import ranks_text
 
 SECONDS_IN_SILENCE = 20.0  # which imports may take
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ringtrain._runtime import flights
+from ringtrain._runtime.rank_lists import ranks_text
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch import flight_comparison
 
@@ -30,15 +31,13 @@ def flight(folder: Path, rank: tuple[int, ...]) -> None:
         return
     print("\n".join(flight_comparison.compare(records)))
     if others:
-        print(
-            f"Left out, since of an earlier world: the records of {flights.ranks_text(each.rank for each in others)}."
-        )
+        print(f"Left out, since of an earlier world: the records of {ranks_text(each.rank for each in others)}.")
 
 
 def _show_operations(records: list[flights.FlightRecord], ranks: tuple[int, ...]) -> None:
     by_rank = {record.rank: record for record in records}
     if absent := [rank for rank in ranks if rank not in by_rank]:
         raise click.ClickException(
-            f"{flights.ranks_text(absent)} must have left a record, but has not. There are those of {flights.ranks_text(by_rank)}."
+            f"{ranks_text(absent)} must have left a record, but has not. There are those of {ranks_text(by_rank)}."
         )
     print("\n".join(str(by_rank[rank]) for rank in ranks))

@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from ringtrain._binding.log import Stall
-from ringtrain._runtime import flights, inquiries, statistics
+from ringtrain._runtime import flights, inquiries, rank_lists, statistics
 from ringtrain._runtime.flights import FlightRecord, placed
 from ringtrain._runtime.statistics import Stats, bytes_text
 from ringtrain.errors import InvalidArgumentError
@@ -270,7 +270,7 @@ def _awaited(now: Answer) -> str:
     record, stall = now.record, now.stall
     ended = max((each.finished or 0.0 for each in record.operations), default=0.0)
     if stall is not None and stall.at > ended:
-        missing = placed(flights.ranks_of(stall.missing), record.hosts)
+        missing = placed(rank_lists.ranks_of(stall.missing), record.hosts)
         return f"{missing}: missing in {stall.operation}, which {stall.submitters} submitted"
     waiting = [each for each in record.operations if each.is_open and each.finished is None]
     if not waiting:

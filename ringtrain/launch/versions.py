@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 
 def version_of(module: str) -> str:
     """The version that is installed, without importing it."""
+    import importlib.metadata  # a twentieth of the launcher's start, which asks for no version
+
     for distribution in (module, f"{module}-cpu"):
         try:
             return importlib.metadata.version(distribution)

@@ -12,7 +12,7 @@ from worlds import World, sizes
 
 import ringtrain as rt
 from ringtrain._binding import log
-from ringtrain._runtime import context, flights
+from ringtrain._runtime import context, flights, rank_lists
 from ringtrain.launch import commands, flight_comparison
 
 pytestmark = pytest.mark.timeout(180)
@@ -282,7 +282,7 @@ def test_ranks_are_named_with_their_hosts_if_there_are_several():
     find(lines, "Rank 2 (host node-a) is behind")
     assert flights.placed([0, 1], hosts) == "ranks 0, 1 (hosts node-a, node-b)"
     many = {f"node-{each}": (each,) for each in range(9)}
-    assert flights.placed(range(9), many) == "ranks 0-8" and flights.ranks_of("ranks 0-2, 5") == [0, 1, 2, 5]
+    assert flights.placed(range(9), many) == "ranks 0-8" and rank_lists.ranks_of("ranks 0-2, 5") == [0, 1, 2, 5]
 
 
 def test_a_rank_that_has_joined_is_missing_nowhere():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from environments import EACH_STARTER, python_with, rank_environment, ringtrainrun
+from environments import python_with, rank_environment, ringtrainrun
 from eventually import eventually
 
 from ringtrain._bootstrap import descriptors
@@ -577,7 +577,12 @@ dist.destroy_process_group()
 """
 
 
-@EACH_STARTER
+# An MPI's engine carries the launcher's variables as it does all others: four processes of PyTorch for one more of them.
+@pytest.mark.parametrize("mpi", [
+    pytest.param("openmpi", marks=[pytest.mark.openmpi, pytest.mark.long]),
+    pytest.param("mpich", marks=[pytest.mark.mpich, pytest.mark.long]),
+    pytest.param("tcp", marks=pytest.mark.tcp),
+])  # fmt: skip
 def test_a_script_for_torchrun_runs_under_ringtrainrun(mpi: str) -> None:
     done = subprocess.run(
         ringtrainrun(mpi, 2, "python", "-c", GLOO),

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from environments import PATHS
 
 from ringtrain.launch import horovodrun
 
@@ -71,7 +72,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(installed: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(installed), str(ROOT)])
+    paths = os.pathsep.join([str(installed), PATHS])
     environment = dict(os.environ, PYTHONPATH=paths, RINGTRAIN_TRANSPORT="auto", OMP_NUM_THREADS="1")
     return subprocess.run(
         command, env=environment, cwd=installed, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120

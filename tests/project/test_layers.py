@@ -275,6 +275,13 @@ print(*(name for name in set(sys.modules) - before if name.split(".")[0] == "rin
     assert not [name for name in loaded if any(name == room or name.startswith(f"{room}.") for room in NICHES)]
 
 
+def test_the_launcher_starts_without_numpy() -> None:
+    """A third of its start, which a job of many hosts awaits, and tests hundreds of times."""
+    program = "import sys, ringtrain.launch.cli; print('numpy' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert run.stdout == "False\n"
+
+
 def test_what_averages_local_steps_is_loaded_by_those_who_do() -> None:
     """In Keras on PyTorch; ``with_tensorflow/test_tensorflow_alone.py`` asks the same of TensorFlow."""
     program = """

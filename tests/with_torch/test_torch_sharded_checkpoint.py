@@ -5,7 +5,6 @@ import math
 import pickle
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 import torch
