@@ -36,6 +36,12 @@ std::string WaitText(size_t left, int minimum, Nanoseconds wait) {
          "joined; the job ends if they have not within " + std::to_string(wait / kSecond) + " s (--elastic-timeout).";
 }
 
+std::string BeginAgainText(int minimum, Nanoseconds wait) {
+  return "The world has ended before the training began. That begins when " + std::to_string(minimum) +
+         (minimum == 1 ? " rank has" : " ranks have") + " called init() again; the job ends if they have not within " +
+         std::to_string(wait / kSecond) + " s (--elastic-timeout).";
+}
+
 std::string TooFewText(int minimum) {
   return "A world must have " + std::to_string(minimum) + " ranks, but has fewer. Look at the hosts, " +
          "or give a smaller minimum with -np MIN:MAX.";
@@ -709,7 +715,8 @@ void Authority::Wait(Nanoseconds now, AuthorityActions* actions) {
     phase_ = Phase::kWaiting;
     since_ = now;
     if (short_since_ == kNever)
-      actions->push_back(authority_action::Say{WaitText(Voters().size(), options_.minimum, options_.wait)});
+      actions->push_back(authority_action::Say{begun_ ? WaitText(Voters().size(), options_.minimum, options_.wait)
+                                                      : BeginAgainText(options_.minimum, options_.wait)});
     short_since_ = std::min(short_since_, now);
   }
   if (now - std::min(since_, short_since_) >= options_.wait) End(false, TooFewText(options_.minimum), actions);

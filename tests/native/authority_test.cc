@@ -159,6 +159,16 @@ RT_TEST(errors_in_a_slot_end_a_job_that_has_not_begun_to_train_and_no_other) {
   }
 }
 
+RT_TEST(a_first_world_that_is_lost_before_the_training_says_that_it_begins_again) {
+  Job job(0, 4);
+  job.holds_state = false;
+  job.Die(3, {0, 1, 2});
+  RT_CHECK(job.TakeSaid("before the training began") ==
+           std::vector<std::string>{"The world has ended before the training began. That begins when 4 ranks have "
+                                    "called init() again; the job ends if they have not within 100000 s "
+                                    "(--elastic-timeout)."});
+}
+
 RT_TEST(a_process_that_comes_and_goes_again_does_not_prolong_the_wait_below_the_minimum) {
   Job job(0, 4);
   job.Die(3, {0, 1, 2});
