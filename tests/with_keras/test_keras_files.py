@@ -33,10 +33,17 @@ class Unregistered(keras.optimizers.SGD):
 LOAD = """
 import sys
 sys.modules["ringtrain"] = None
+import numpy as np
+import tensorflow as tf
+
+exported, data, *files = sys.argv[1:]
+model = tf.saved_model.load(exported)
+np.save(data, model.serve(np.load(data)))
+
 from its_classes import Registered, Unregistered
 import keras
 
-for path in sys.argv[1:]:
+for path in files:
     optimizer = keras.models.load_model(path, custom_objects={"Unregistered": Unregistered}).optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     print(type(optimizer).__name__, getattr(optimizer, "patience", 0))
@@ -92,7 +99,8 @@ def test_a_run_resumes_where_one_rank_loads_and_the_others_make_a_new_model(two,
     runs.assert_same_bits([uninterrupted, resumed, other])
 
 
-def test_files_of_users_own_optimizers_load_without_ringtrain(two, tmp_path, its_classes):
+def test_files_and_exports_load_without_ringtrain(two, tmp_path, its_classes):
+    """In one process: files of the user's own optimizers, and an exported model. A clone has nothing of ringtrain, either."""
     made = {
         "registered": (lambda: its_classes.Registered(0.5, 4), "Registered 4"),
         "unregistered": (lambda: its_classes.Unregistered(0.5, momentum=0.5), "Unregistered 0"),
@@ -106,11 +114,20 @@ def test_files_of_users_own_optimizers_load_without_ringtrain(two, tmp_path, its
             model.train_on_batch(runs.X[:6], runs.Y[:6])
             for path in [path for path in files if rank == 0 and files[path] == name]:
                 model.save(path)
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        np.testing.assert_array_equal(clone.predict(runs.X[:4], verbose=0), model.predict(runs.X[:4], verbose=0))
+        if rank == 0:
+            model.export(tmp_path / "exported", verbose=False)
+        return model.predict(runs.X[:4], verbose=0)
 
-    two.run(body)
-    load = [sys.executable, "-c", LOAD, *map(str, files)]
+    expected, _ = two.run(body)
+    data = tmp_path / "x.npy"
+    np.save(data, runs.X[:4])
+    load = [sys.executable, "-c", LOAD, str(tmp_path / "exported"), str(data), *map(str, files)]
     loaded = subprocess.run(load, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert loaded.stdout.splitlines() == [made[name][1] for name in files.values()], loaded.stderr[-3000:]
+    np.testing.assert_allclose(np.load(data), expected, rtol=1e-6)
 
 
 def test_load_model_takes_what_horovods_scripts_pass(two, tmp_path, its_classes):
@@ -144,25 +161,3 @@ def test_a_registered_class_stays_the_users(two, its_classes):
             assert type(other) is its_classes.Registered and other.patience == 3
 
     two.run(body)
-
-
-def test_exports_and_clones_have_nothing_of_ringtrain(two, tmp_path):
-    def body(rank):
-        model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), rank)
-        model.train_on_batch(runs.X[:6], runs.Y[:6])
-        clone = keras.models.clone_model(model)
-        clone.set_weights(model.get_weights())
-        np.testing.assert_array_equal(clone.predict(runs.X[:4], verbose=0), model.predict(runs.X[:4], verbose=0))
-        if rank == 0:
-            model.export(tmp_path / "exported", verbose=False)
-        return model.predict(runs.X[:4], verbose=0)
-
-    expected, _ = two.run(body)
-    load = (
-        "import sys, tensorflow as tf; sys.modules['ringtrain'] = None; import numpy as np; "
-        "model = tf.saved_model.load(sys.argv[1]); np.save(sys.argv[2], model.serve(np.load(sys.argv[2])))"
-    )
-    data = tmp_path / "x.npy"
-    np.save(data, runs.X[:4])
-    subprocess.run([sys.executable, "-c", load, str(tmp_path / "exported"), str(data)], check=True, timeout=250)
-    np.testing.assert_allclose(np.load(data), expected, rtol=1e-6)
