@@ -88,8 +88,7 @@ def test_a_rank_that_dies_is_started_again_and_joins(job: Job, tmp_path: Path) -
 @pytest.mark.long
 def test_torch_under_a_death_and_a_joiner_is_as_planned(job: Job, tmp_path: Path) -> None:
     """The same script as under the launcher: parameters, momentum, schedule and samples."""
-    constants = f"SAMPLES, BATCH, EPOCHS = {steps.SAMPLES}, {steps.BATCH}, {steps.EPOCHS}\n"
-    source = constants + textwrap.dedent(steps.PROGRAM) + textwrap.dedent(steps.TRAINING)
+    source = steps.CONSTANTS + "".join(map(textwrap.dedent, (steps.PLACE, steps.PROGRAM, steps.TRAINING)))
     engine = Engine(job, tmp_path, "-np", "2:3", "--gather", "100")
     for number in range(3):
         faults = json.dumps({"1/4/backward": KILL})

@@ -1,7 +1,8 @@
 """Elastic jobs that lose no step, on real processes: what they learn is what a planned run with the same members learns.
 
-A job prints which samples each rank has brought to each step. The plan is replayed by jobs of a fixed size, each of which
-goes on from the state of the one before, and ends with the same bits.
+A job prints which samples each rank has brought to each step. The plan is replayed in worlds of a fixed size, each of which
+goes on from the state of the one before, and ends with the same bits. Ranks of a replay are threads of the test: nobody dies
+there, and bits depend on tensors and world alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pytest
 from environments import python_with, rank_environment, transport_of
 
 from benchmarks.jobs import Job
+from ringtrain.testing import World
 
 pytestmark = [
     pytest.mark.tcp,
@@ -32,8 +34,15 @@ SECONDS = 90.0
 EPOCHS = 2
 SAMPLES = 120
 BATCH = 4
+CONSTANTS = f"SAMPLES, BATCH, EPOCHS = {SAMPLES}, {BATCH}, {EPOCHS}\n"
 
 # Slot and step of a fault come from the environment, and what strikes; a file tells that it has struck.
+PLACE = """
+    import json, os
+    from pathlib import Path
+    slot, folder = os.environ.get("RINGTRAIN_RANK", "0"), Path(os.environ["TMPDIR"])
+    faults = json.loads(os.environ.get("FAULTS", "{}"))  # statement by "slot/step"
+"""
 PROGRAM = """
     import hashlib, json, os, signal, sys, time
     from pathlib import Path
@@ -45,8 +54,6 @@ PROGRAM = """
     from ringtrain.torch.bursts import Bursts
     from ringtrain.torch.gradients import Group
 
-    slot, folder = os.environ.get("RINGTRAIN_RANK", "0"), Path(os.environ["TMPDIR"])
-    faults = json.loads(os.environ.get("FAULTS", "{}"))  # statement by "slot/step"
     torch.manual_seed(int(slot))  # the ranks begin with different parameters
     hvd.init()
 
@@ -81,7 +88,8 @@ PROGRAM = """
         fault("holding")
         return problem
 
-    Group.hold = hold_or_fail
+    if faults:
+        Group.hold = hold_or_fail
     exec(os.environ.get("PLANTED", ""))
 
     def train_on(indices, x, y):
@@ -113,7 +121,6 @@ TRAINING = """
     end()
 """
 REPLAY = """
-    plan = json.loads(Path(os.environ["PLAN"]).read_text())
     saved = folder / "state.pt"
     state = type("State", (), {"step": 0})
     if saved.exists():
@@ -145,8 +152,7 @@ def run(job: Job, *flags: str, program: str, code: int = 0, **variables: str) ->
         if "--elastic" in flags and "--blacklist-cooldown-range" not in flags
         else []
     )
-    constants = f"SAMPLES, BATCH, EPOCHS = {SAMPLES}, {BATCH}, {EPOCHS}\n"
-    source = constants + textwrap.dedent(PROGRAM) + textwrap.dedent(program)
+    source = CONSTANTS + textwrap.dedent(PLACE) + textwrap.dedent(PROGRAM) + textwrap.dedent(program)
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), *cooldown, *flags, python, "-c", source]
     done = job.run(*line, seconds=SECONDS, env=rank_environment(OMP_NUM_THREADS="1", **variables))
     assert done.returncode == code, done.stdout + done.stderr
@@ -170,13 +176,20 @@ def ends(done: subprocess.CompletedProcess) -> list[str]:
     return re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE)
 
 
-def replayed(job: Job, plan: list[list[list[int]]], folder: Path) -> str:
+def replayed(plan: list[list[list[int]]], folder: Path) -> str:
     """The end of a run whose members were planned so."""
-    for number, (size, steps) in enumerate(itertools.groupby(plan, key=len)):
-        place = folder / f"plan-{number}.json"
-        place.write_text(json.dumps(list(steps)))
-        done = run(job, "-np", str(size), program=REPLAY, PLAN=str(place))
-    (end,) = set(ends(done))
+    code = compile(CONSTANTS + textwrap.dedent(PROGRAM) + textwrap.dedent(REPLAY), "replay", "exec")
+
+    def end_of(rank: int, steps: list[list[list[int]]]) -> str:
+        said: list[str] = []
+        given = {"slot": str(rank), "folder": folder, "faults": {}, "plan": steps}
+        exec(code, {**given, "print": lambda *words, **_: said.append(" ".join(map(str, words)))})
+        return said[-1].removeprefix("end ")
+
+    for size, steps in itertools.groupby(plan, key=len):
+        with World(size) as world:
+            ends = set(world.run(end_of, list(steps)))
+    (end,) = ends
     return end
 
 
@@ -184,7 +197,7 @@ def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, f
     """All ranks that came to the end have the bits of the planned run, and each sample was in one step of an epoch."""
     plan = applied(done)
     assert len(set(ends(done))) == 1 and len(ends(done)) == ranks, done.stdout + done.stderr
-    assert ends(done)[0] == replayed(job, plan, folder)
+    assert ends(done)[0] == replayed(plan, folder)
     drawn = sorted(index for step in plan for samples in step for index in samples)
     assert drawn == sorted([*range(SAMPLES)] * EPOCHS)
     return plan
