@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringtrain.launch.clocks import HostClock
+from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.ends import Ends
 from ringtrain.launch.openmpi import LOST_DAEMON
 from ringtrain.launch.ranks import (
@@ -204,3 +205,14 @@ def test_what_others_came_of_is_the_cause_though_a_world_has_followed() -> None:
     ]
     blame_survived(ranks)
     assert first_cause(ranks).number == 1
+
+
+def test_of_an_evicted_rank_nobody_blames_the_kernel() -> None:
+    evicted, killed = (Rank(number, "a", host="a", outcome=-9, clock=host_clock(0.0)) for number in range(2))
+    job = SimpleNamespace(engine=SimpleNamespace(evict=lambda _agent, _uid: 0), ranks={0: evicted, 1: killed})
+    ElasticJob._evict(job, SimpleNamespace(), "uid of rank 0")
+    evicted.was_told_to = False  # as its agent has it, which has killed it at once
+    assert evicted.describe_failure() == (
+        "rank 0 (host a) was killed by signal 9, SIGKILL (by ringtrainrun, for the reason that it has said)"
+    )
+    assert killed.describe_failure().endswith("(the kernel does so when memory runs out)")
