@@ -29,10 +29,10 @@ from xdist.scheduler import LoadScopeScheduling
 # The files of each lane; both take equally long.
 LANES = [
     re.compile(
-        r"tests/(faults/(?!test_(drawn|jobs))|bench/test_bench_wire|launch/test_(hosts|launch_(doctor|networks)))"
+        r"tests/(faults/(?!test_(drawn|jobs|elastic_joiners))|bench/test_bench_wire|launch/test_(hosts|launch_(doctor|networks)))"
     ),
     re.compile(
-        r"tests/(faults/test_(drawn|jobs)|launch/test_launch_(control|function|hosts|shells)|core/test_mpi_world)"
+        r"tests/(faults/test_(drawn|jobs|elastic_joiners)|launch/test_launch_(control|function|hosts|shells)|core/test_mpi_world)"
     ),
 ]
 # What the other workers may take beside the lanes: ranks there are threads.
