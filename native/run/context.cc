@@ -75,10 +75,16 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
     return status;
   }
   submission->submitted = Now();
-  const bool calls_back = submission->done != nullptr, between_two = PointToPoint::Takes(request);
+  if (PointToPoint::Takes(request)) {
+    const std::shared_ptr<Handle> handle = submission->handle;
+    RT_TRY(table_.Add(std::move(submission)));
+    driver_.TryNews(*handle, caller_waits);
+    return {};
+  }
+  const bool calls_back = submission->done != nullptr;
   const int64_t bytes = static_cast<int64_t>(request.bytes());
   RT_TRY(table_.Add(std::move(submission)));
-  driver_.OnNews(caller_waits, calls_back || between_two, bytes);
+  driver_.OnNews(caller_waits, calls_back, bytes);
   return {};
 }
 

@@ -78,6 +78,17 @@ void ContextDriver::OnNews(bool caller_waits, bool urgent, int64_t bytes) {
     WakeThread(urgent);
 }
 
+void ContextDriver::TryNews(const Handle& handle, bool caller_waits) {
+  if (!caller_waits && !stop_.load() && drive_mutex_.TryLock()) {
+    loop_->Step();
+    CancelPollPromise();
+    const bool more = loop_->HasWork();
+    drive_mutex_.Unlock();
+    if (!more && handle.done()) return;
+  }
+  OnNews(caller_waits, true, 0);
+}
+
 void ContextDriver::Call() {
   doorbell_.Ring();
   WakeThread(true);

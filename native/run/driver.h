@@ -44,6 +44,9 @@ class ContextDriver {
   // News of `bytes` is in the submission table: has it taken, at once or by whoever has promised to poll soon.
   // urgent: it shall not wait for others to come along. caller_waits: Wait follows at once.
   void OnNews(bool caller_waits, bool urgent, int64_t bytes);
+  // News of the handle is in the submission table, which a step of the loop may end at once, such as a small tensor to
+  // another rank: makes the step if nobody drives. As OnNews if that did not end it.
+  void TryNews(const Handle& handle, bool caller_waits);
   // Something else than news asks for a step of the loop: it is driven at once.
   void Call();
   // Returns when the operation is done or the deadline has passed; drives meanwhile if nobody else does.

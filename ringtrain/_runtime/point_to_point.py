@@ -39,7 +39,7 @@ def send(tensor: Any, to: int, tag: int = 0, process_set: ProcessSet = global_pr
         ClosedError: the other rank has called ``shutdown``.
         RingtrainError: another one, when a rank or the world was lost.
     """
-    send_async(tensor, to, tag, process_set).wait()
+    _send(tensor, to, tag, process_set, waits=True).wait()
 
 
 def send_async(tensor: Any, to: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> Handle:
@@ -51,12 +51,7 @@ def send_async(tensor: Any, to: int, tag: int = 0, process_set: ProcessSet = glo
         >>> sender = rt.receive(np.zeros(3))
         >>> rt.synchronize(handle)
     """
-    context, identity = current_of(process_set)
-    buffer = buffers.as_buffer(tensor)
-    operation = context.submit(
-        "send", None, (buffer,), (buffer,), process_set=identity, splits=[_tag(tag)], root=arguments.root(to)
-    )
-    return Handle(operation, None, None)
+    return _send(tensor, to, tag, process_set)
 
 
 def receive(tensor: Any, source: int | None = None, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
@@ -77,7 +72,7 @@ def receive(tensor: Any, source: int | None = None, tag: int = 0, process_set: P
         InvalidArgumentError, MismatchError, RingtrainError: as ``send``.
         ClosedError: the other rank, or of any all others, have called ``shutdown``.
     """
-    return receive_async(tensor, source, tag, process_set).wait()
+    return _receive(tensor, source, tag, process_set, waits=True).wait()
 
 
 def receive_async(
@@ -90,11 +85,26 @@ def receive_async(
         >>> rt.send(array, to=(rt.rank() + 1) % rt.size())
         >>> sender = rt.synchronize(handle)
     """
+    return _receive(tensor, source, tag, process_set)
+
+
+def _send(tensor: Any, to: int, tag: int, process_set: ProcessSet, waits: bool = False) -> Handle:
+    context, identity = current_of(process_set)
+    buffer = buffers.as_buffer(tensor)
+    splits, root = [_tag(tag)], arguments.root(to)
+    operation = context.submit(
+        "send", None, (buffer,), (buffer,), process_set=identity, splits=splits, waits=waits, root=root
+    )
+    return Handle(operation, None, None)
+
+
+def _receive(tensor: Any, source: int | None, tag: int, process_set: ProcessSet, waits: bool = False) -> Handle:
     context, identity = current_of(process_set)
     target = buffers.InPlace(tensor)
     root = ANY_RANK if source is None else arguments.root(source)
+    splits = [_tag(tag)]
     operation = context.submit(
-        "receive", None, (target.buffer,), (target.buffer,), process_set=identity, splits=[_tag(tag)], root=root
+        "receive", None, (target.buffer,), (target.buffer,), process_set=identity, splits=splits, waits=waits, root=root
     )
 
     def sender(operation: Operation) -> int:

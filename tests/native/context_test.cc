@@ -515,6 +515,51 @@ RT_TEST(several_threads_of_each_rank_submit_in_any_order) {
 }
 
 // One small operation after another, waited for or polled for: wake-ups that get lost show here as a hang.
+// Each rank sends to each other one from two threads, in an order of their own, and receives in another.
+RT_TEST(sends_and_receives_of_several_threads) {
+  for (const char* layout : {"", "1+1+1", "2+1"}) {
+    Ranks ranks(3, layout);
+    constexpr int kTags = 12;
+    const auto bytes_of = [](int tag) { return std::vector<size_t>{0, 5, 8192, 8193, 200'000, 1'500'000}[tag % 6]; };
+    ranks.Run([&](int rank) {
+      const auto act = [&](bool sends, unsigned seed) {
+        std::mt19937 random(seed);
+        std::vector<std::pair<int, int>> pairs;  // other rank, tag
+        for (int other = 0; other < ranks.size(); ++other)
+          for (int tag = 0; tag < kTags; ++tag)
+            if (other != rank) pairs.emplace_back(other, tag);
+        std::shuffle(pairs.begin(), pairs.end(), random);
+        std::vector<std::vector<char>> memory;
+        Handles handles;
+        for (const auto& [other, tag] : pairs) {
+          memory.emplace_back(bytes_of(tag), static_cast<char>(sends ? rank * 50 + tag : -1));
+          auto submission = std::make_shared<Submission>();
+          submission->request.name = (sends ? "s" : "r") + std::to_string(other) + "." + std::to_string(tag);
+          submission->request.operation = sends ? Operation::kSend : Operation::kReceive;
+          submission->request.root = other;
+          submission->request.splits = {tag};
+          submission->request.tensors = {{DType::kUInt8, {static_cast<int64_t>(bytes_of(tag))}}};
+          char none;
+          submission->inputs = {bytes_of(tag) == 0 ? &none : memory.back().data()};
+          submission->outputs = {memory.back().data()};
+          handles.push_back(submission);
+          RT_REQUIRE_OK(ranks[rank].Submit(submission, "", random() % 2 == 0));
+        }
+        for (size_t index = 0; index < pairs.size(); ++index) {
+          RT_CHECK_OK(WaitFor(ranks[rank], *handles[index]));
+          const auto [other, tag] = pairs[index];
+          if (sends) continue;
+          RT_CHECK_EQ(handles[index]->handle->result, other);
+          RT_CHECK(memory[index] == std::vector<char>(bytes_of(tag), static_cast<char>(other * 50 + tag)));
+        }
+      };
+      std::thread sender(act, true, static_cast<unsigned>(rank));
+      act(false, static_cast<unsigned>(rank + 10));
+      sender.join();
+    });
+  }
+}
+
 RT_TEST(small_operations_back_to_back) {
   for (int size : {2, 3, 4})
     for (const char* spin : {"0", "20"}) {
