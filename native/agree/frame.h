@@ -73,10 +73,10 @@ struct Frame {
   std::vector<std::vector<ResponseCache::Id>> cycle;  // kSchedule
   // kPromise, kHalt, kHalted: batches; kOffer .. kDecline: the offer's number; kTaken: bytes
   uint64_t count = 0;
-  int last = 0;                                       // kPromise: the member on this side that came last
-  Nanoseconds gap = 0;                                // kPromise: by which it came behind the one before it
-  int64_t tag = 0;                                    // kOffer
-  TensorSpec tensor = {};                             // kOffer
+  int last = 0;            // kPromise: the member on this side that came last
+  Nanoseconds gap = 0;     // kPromise: by which it came behind the one before it
+  int64_t tag = 0;         // kOffer
+  TensorSpec tensor = {};  // kOffer
 
   // Whether it can be of one member of this process set to another: what it has of members are members, and its lists
   // have their lengths. Frames of the same ringtrain always do.

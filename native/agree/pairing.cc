@@ -96,9 +96,7 @@ bool Pairing::TakeOfferFor(const PairRequest& request, Offer* offer) {
 }
 
 bool Pairing::TakeReceiveFor(const Offer& offer, Waiting* receive) {
-  const auto place_of = [&](int sender) {
-    return posted_.find({offer.frame.process_set, offer.frame.tag, sender});
-  };
+  const auto place_of = [&](int sender) { return posted_.find({offer.frame.process_set, offer.frame.tag, sender}); };
   const auto named = place_of(offer.from), any = place_of(kAnyRank);
   if (named == posted_.end() && any == posted_.end()) return false;
   const bool takes_any =

@@ -113,11 +113,11 @@ class Pairing {
   void AskFor(Waiting* waiting, PairEffects* effects);
   void LookAgain(Nanoseconds when) { next_timer_ = std::min(next_timer_, when); }
 
-  std::map<uint64_t, Waiting> offered_;              // sends that wait, by number
-  std::map<Place, std::deque<Waiting>> posted_;      // receives that wait
-  std::map<Place, std::deque<Offer>> offers_;        // that wait for a receive, by sender
-  std::map<int, size_t> untaken_;                    // by receiver: bytes in offers
-  std::map<int, size_t> taken_;                      // by sender: bytes that it has not been told of
+  std::map<uint64_t, Waiting> offered_;          // sends that wait, by number
+  std::map<Place, std::deque<Waiting>> posted_;  // receives that wait
+  std::map<Place, std::deque<Offer>> offers_;    // that wait for a receive, by sender
+  std::map<int, size_t> untaken_;                // by receiver: bytes in offers
+  std::map<int, size_t> taken_;                  // by sender: bytes that it has not been told of
   std::set<int> askers_, gone_;
   uint64_t order_ = 0;
   size_t posted_count_ = 0;

@@ -45,8 +45,7 @@ Status CheckTensors(const Request& request) {
       return Refuse(request, "a tensor may have " + std::to_string(RT_MAX_DIMENSIONS) +
                                  " dimensions at most, but has " + std::to_string(tensor.shape.size()) +
                                  ". Reshape it.");
-    if (IsNegative(tensor))
-      return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
+    if (IsNegative(tensor)) return Refuse(request, "the shape must not be negative, but is " + tensor.Text() + ".");
     if (TooLarge(tensor))
       return Refuse(request,
                     "a tensor must have fewer than 2^63 bytes, but is " + tensor.Text() + ". Send it in parts.");

@@ -20,12 +20,12 @@ PointToPoint::PointToPoint(const World& world, const Books& books, Wire& wire, H
 
 void PointToPoint::Submitted(std::shared_ptr<Submission> submission, std::vector<int> members) {
   const Request& request = submission->request;
-  PairRequest wanted{++numbers_,         request.root,        submission->process_set, request.splits[0],
+  PairRequest wanted{++numbers_,         request.root,      submission->process_set, request.splits[0],
                      request.tensors[0], request.Subject(), std::move(members)};
   wanted.members.erase(std::find(wanted.members.begin(), wanted.members.end(), world_.rank));
   const bool sends = request.operation == Operation::kSend;
-  char* const data = sends ? static_cast<char*>(const_cast<void*>(submission->inputs[0]))
-                           : static_cast<char*>(submission->outputs[0]);
+  char* const data =
+      sends ? static_cast<char*>(const_cast<void*>(submission->inputs[0])) : static_cast<char*>(submission->outputs[0]);
   transfers_[numbers_] = {std::move(submission), nullptr, data};
   if (sends)
     pairing_.Send(Now(), std::move(wanted), data, &effects_);
@@ -133,8 +133,8 @@ Status PointToPoint::OpenStream(int other, bool sends, std::unique_ptr<StreamEnd
   const Status mapped =
       memory_->MapWindow(kFirstWindow + from * world_.local_size() + to, 2, sizeof(StreamMemory), &memory);
   if (!mapped.ok()) return {mapped.code(), "rank " + std::to_string(world_.rank) + ": " + mapped.message()};
-  *stream = OpenSharedStream(reinterpret_cast<StreamMemory*>(memory), &memory_->doorbell(theirs), sends,
-                             books_.counters);
+  *stream =
+      OpenSharedStream(reinterpret_cast<StreamMemory*>(memory), &memory_->doorbell(theirs), sends, books_.counters);
   return {};
 }
 

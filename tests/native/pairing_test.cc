@@ -28,9 +28,8 @@ struct Ranks {
     PairRequest request = Wanted(rank, to, tag, bytes);
     contents[request.number] = std::string(bytes, fill);
     const uint64_t number = request.number;
-    Run(rank, [&](PairEffects* effects) {
-      pairings[rank].Send(now, std::move(request), contents[number].data(), effects);
-    });
+    Run(rank,
+        [&](PairEffects* effects) { pairings[rank].Send(now, std::move(request), contents[number].data(), effects); });
     return number;
   }
 
