@@ -90,8 +90,8 @@ class WireStream : public StreamEnd {
   }
 
  private:
-  static constexpr size_t kMessageBytes = size_t{1} << 30;  // the most that the wire takes
-  static constexpr size_t kMaxMessages = 8;                 // under way at once
+  static constexpr size_t kMessageBytes = size_t{512} << 10;  // longer ones keep an MPI from receiving meanwhile
+  static constexpr size_t kMaxMessages = 16;                  // under way at once
 
   struct Message {
     Wire::Ticket ticket;

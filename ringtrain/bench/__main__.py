@@ -17,7 +17,8 @@ from ringtrain.bench.command import (
 )
 
 ALGORITHMS = next(option for option in tables.OPTIONS if option.name == "algorithm").lowest.split("|")
-OPERATIONS = tuple(name for name, row in tables.OPERATIONS.items() if row.layout != "kNone")
+# A receive belongs to a send.
+OPERATIONS = tuple(name for name, row in tables.OPERATIONS.items() if row.layout != "kNone" and name != "receive")
 NETWORKS = ("convnet", "mlp", "transformer", "wide", "tables", "vgg16")
 TRAINING_PEERS = (
     "buckets",
@@ -83,6 +84,9 @@ def _wire_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(cores="apart")
     parser.add_argument("--sizes", type=sizes, default=sizes("1KB,250000000"), metavar="1KB,250000000,...")
     parser.add_argument("--peers", type=choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
+    parser.add_argument(
+        "--operation", choices=("allreduce", "send"), default="allreduce", help="send: to the next rank"
+    )
     parser.add_argument(
         "--compressions",
         type=choices("fp16", "bf16", "int8", "int4"),

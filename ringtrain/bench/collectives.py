@@ -13,7 +13,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks
-from ringtrain.bench.systems import Gloo, Memcpy, Mpi, Ringtrain, System
+from ringtrain.bench.systems import Gloo, Memcpy, Mpi, Over, Ringtrain, System
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Collective:
         gets: share that it gets; None: the result is where the input was.
         copied: share that it must copy.
         right: what a rank gets, of what all put in.
-        ours: asks ringtrain for it, under a name.
+        ours: asks ringtrain for it, under a name, with memory for the result where the operation takes some.
         gloo: asks torch.distributed, with tensors to read and to write.
         mpi: asks a communicator of mpi4py, with arrays to read and to write.
     """
@@ -34,7 +34,7 @@ class Collective:
     gets: Callable[[int], float] | None
     copied: Callable[[int], float]
     right: Callable[[Sequence[np.ndarray], int], np.ndarray]
-    ours: Callable[[np.ndarray, str], np.ndarray]
+    ours: Callable[[np.ndarray, str, np.ndarray], np.ndarray]
     gloo: Callable[[Any, Any, Any], object]
     mpi: Callable[[Any, np.ndarray, np.ndarray], object]
 
@@ -56,13 +56,33 @@ def _part_of(count: int) -> float:
     return 1.0 / count
 
 
+def _neighbours(rank: int) -> tuple[int, int]:
+    """The next rank, and the one before."""
+    return (rank + 1) % ranks.size(), (rank - 1) % ranks.size()
+
+
+def _ours_around(given: np.ndarray, result: np.ndarray) -> np.ndarray:
+    after, before = _neighbours(rt.rank())
+    handle = rt.send_async(given, after)
+    rt.receive(result, before)
+    handle.wait()
+    return result
+
+
+def _gloo_around(distributed: Any, given: Any, result: Any) -> None:
+    after, before = _neighbours(ranks.rank())
+    work = distributed.isend(given, after)
+    distributed.recv(result, before)
+    work.wait()
+
+
 COLLECTIVES = {
     "allgather": Collective(
         puts_in=_part_of,
         gets=_whole,
         copied=lambda count: 1 + 1 / count,
         right=lambda inputs, rank: np.concatenate(list(inputs)),
-        ours=lambda given, name: rt.allgather(given, name=name),
+        ours=lambda given, name, _: rt.allgather(given, name=name),
         gloo=lambda distributed, given, result: _newer(distributed, "all_gather_single", "all_gather_into_tensor")(
             result, given
         ),
@@ -73,7 +93,7 @@ COLLECTIVES = {
         gets=_whole,
         copied=lambda count: 2 - 1 / count,
         right=lambda inputs, rank: np.concatenate([_part(values, rank) for values in inputs]),
-        ours=lambda given, name: rt.alltoall(given, name=name),
+        ours=lambda given, name, _: rt.alltoall(given, name=name),
         gloo=lambda distributed, given, result: distributed.all_to_all_single(result, given),
         mpi=lambda world, given, result: world.Alltoall(given, result),
     ),
@@ -82,7 +102,7 @@ COLLECTIVES = {
         gets=None,
         copied=_whole,
         right=lambda inputs, rank: inputs[0],
-        ours=lambda given, name: rt.broadcast_(given, 0, name=name),
+        ours=lambda given, name, _: rt.broadcast_(given, 0, name=name),
         gloo=lambda distributed, given, result: distributed.broadcast(given, 0),
         mpi=lambda world, given, result: world.Bcast(given, 0),
     ),
@@ -91,11 +111,20 @@ COLLECTIVES = {
         gets=_part_of,
         copied=_whole,
         right=lambda inputs, rank: sum(_part(values, rank) for values in inputs),
-        ours=lambda given, name: rt.reducescatter(given, name=name, op=rt.Sum),
+        ours=lambda given, name, _: rt.reducescatter(given, name=name, op=rt.Sum),
         gloo=lambda distributed, given, result: _newer(distributed, "reduce_scatter_single", "reduce_scatter_tensor")(
             result, given
         ),
         mpi=lambda world, given, result: world.Reduce_scatter_block(given, result),
+    ),
+    "send": Collective(  # to the next rank, while the one before sends to this one
+        puts_in=_whole,
+        gets=_whole,
+        copied=_whole,
+        right=lambda inputs, rank: inputs[_neighbours(rank)[1]],
+        ours=lambda given, name, result: _ours_around(given, result),
+        gloo=lambda distributed, given, result: _gloo_around(distributed, given, result),
+        mpi=lambda world, given, result: world.Sendrecv(given, _neighbours(world.rank)[0], 0, result),
     ),
 }
 
@@ -128,7 +157,15 @@ class RingtrainMoves(_Moves, Ringtrain):
     """Ours; what it gets lies in memory that the operation allocates, as its users have it."""
 
     def run(self) -> None:
-        self._output = self._collective.ours(self._work, self._name)
+        self._output = self._collective.ours(self._work, self._name, self._output)
+
+
+class OverMoves(_Moves, Over):
+    """The same over one transport."""
+
+    def run(self) -> None:
+        self._world.enter()
+        self._output = self._collective.ours(self._work, self._operation, self._output)
 
 
 class GlooMoves(_Moves, Gloo):

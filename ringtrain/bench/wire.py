@@ -1,7 +1,8 @@
-"""``ringtrain bench wire``: allreduce between hosts on links of a known rate, beside the floor that the rate sets.
+"""``ringtrain bench wire``: allreduce, or sends, between hosts on links of a known rate, beside the floor that the rate sets.
 
 The floor is 2(H-1)/H of the bytes over the rate measured both ways at once, however many ranks each of the H hosts has;
-of a compressed sum it is that of its bytes. ``shaped`` makes the hosts, measures the rate and starts this on their ranks.
+of a compressed sum it is that of its bytes, of sends from each rank to the next their bytes. ``shaped`` makes the hosts,
+measures the rate and starts this on their ranks.
 
 Ours runs over each of the transports, in worlds that are open at once. Processor seconds are those of the ranks'
 processes, of all threads, from the common start to each rank's own end, for each GB (10^9 bytes) that a host sends.
@@ -16,6 +17,8 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
+from ringtrain.bench.collectives import COLLECTIVES, OverMoves
+from ringtrain.bench.collectives import PEERS as MOVING_PEERS
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
@@ -23,18 +26,18 @@ from ringtrain.bench.worlds import World
 
 
 def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[str], peers: Sequence[str],
-        repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None,
+        repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None, operation: str,
         **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     worlds = [World(transport, addresses) for transport in transports]
-    ours = [Over(world, compression) for compression in ("none", *compressions) for world in worlds]
-    systems: list[System] = [*ours, *(PEERS[name]() for name in peers)]
+    systems = _systems(operation, worlds, compressions, peers)
     worlds[0].enter()
     hosts = rt.cross_size()
     results = []
     for size_bytes in sizes:
-        results += _measure(systems, size_bytes, repetitions, hosts, measured_rate)
-    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {hosts} hosts, {ranks.started_by()}")
+        results += _measure(operation, systems, size_bytes, repetitions, hosts, measured_rate)
+    what = "allreduce, float32, sum, in place" if operation == "allreduce" else "a send to the next rank"
+    report.say(f"{what}, {ranks.size()} ranks on {hosts} hosts, {ranks.started_by()}")
     report.print_table(
         ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"],
         [_row(result) for result in results],
@@ -47,10 +50,20 @@ def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[
     return all(result["verified"] for result in results)
 
 
+def _systems(
+    operation: str, worlds: Sequence[World], compressions: Sequence[str], peers: Sequence[str]
+) -> list[System]:
+    if operation != "allreduce":
+        moved = COLLECTIVES[operation]
+        return [*(OverMoves(moved, world) for world in worlds), *(MOVING_PEERS[name](moved) for name in peers)]
+    ours = [Over(world, compression) for compression in ("none", *compressions) for world in worlds]
+    return [*ours, *(PEERS[name]() for name in peers)]
+
+
 def _measure(
-    systems: Sequence[System], size_bytes: int, repetitions: int, hosts: int, measured_rate: float
+    operation: str, systems: Sequence[System], size_bytes: int, repetitions: int, hosts: int, measured_rate: float
 ) -> list[dict[str, Any]]:
-    full = 2 * (hosts - 1) / hosts * size_bytes
+    full = size_bytes * (2 * (hosts - 1) / hosts if operation == "allreduce" else 1)
     sent = {system.name: full / system.shrinks for system in systems}  # by each host
     work, source = allreduce.arrays(size_bytes)
     for system in systems:
@@ -60,7 +73,7 @@ def _measure(
     seconds = time_in_turn(dict(busy), repetitions)
     return [
         report.result(
-            name, "allreduce", times, verified[name], bytes=size_bytes,
+            name, operation, times, verified[name], bytes=size_bytes,
             floor_seconds=sent[name] / measured_rate,
             processor_seconds_per_gb=busy[name].median() / hosts / sent[name] * 1e9,
         )
