@@ -211,6 +211,17 @@ def test_pipelines_train_as_one_process(launcher: str, tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@pytest.mark.timeout(200)
+def test_what_programs_do_beside_collectives(debug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
+    program = (HERE / "distributed_programs.py").read_text()
+    done = run("torchrun", program, tmp_path)
+    cases = re.findall(r"^def (\w+)\(\) -> None:", program, re.MULTILINE)
+    assert done.returncode == 0 and len(cases) == 14, done.stdout + done.stderr
+    assert {case: done.stdout.count(f"done: {case}\n") for case in cases} == dict.fromkeys(cases, 4), done.stdout
+
+
 # Rank 1 is killed in the fifth step, while the others wait for it.
 KILLED = """
 import os, signal, sys, time, torch, torch.distributed as dist
