@@ -103,6 +103,21 @@ def test_numbers_of_collectives_are_not_those_of_sends(world):
     world.run(on_rank)
 
 
+def test_groups_of_one_world_keep_theirs_apart(world):
+    def on_rank(rank):
+        one, other = group(), group()
+        if rank == 0:
+            for ours, number in ((other, 2.0), (one, 1.0)):
+                ours.send([torch.full((3,), number)], 1, 0).wait()
+        if rank == 1:
+            for ours, number in ((one, 1.0), (other, 2.0)):
+                found = torch.zeros(3)
+                ours.recv([found], 0, 0).wait()
+                assert found[0] == number
+
+    world.run(on_rank)
+
+
 def test_another_size_is_refused(world):
     def on_rank(rank):
         ours = group()

@@ -50,6 +50,8 @@ class Calls:
         self._prefix = f"torch.distributed.{name}"  # of the operations' names
         self._numbers = itertools.count()
         self._between_two = itertools.count()
+        # Groups of all ranks share a world, where all make them in one order; torch's tags have 32 bits.
+        self._first_tag = context.count_call("torch.distributed.groups") << 32
         self._completions = Completions()
         self._coalesced: list[Any] | None = None  # works since start_coalescing
         self._dropped: deque[RingtrainWork] = deque(maxlen=_DROPPED_WORKS)
@@ -170,7 +172,9 @@ class Calls:
         """What the two ranks know of alone: the others hear nothing of it, and of no error."""
         buffer = lent_buffer(values)
         name = f"{self._prefix}.{operation}.{next(self._between_two)}"
-        submitted = self._context.submit(operation, name, [buffer], [buffer], once=True, splits=[tag], root=other)
+        submitted = self._context.submit(
+            operation, name, [buffer], [buffer], once=True, splits=[self._first_tag + tag], root=other
+        )
         return Pending(submitted, results, place, self.seconds)
 
     def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
