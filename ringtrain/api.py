@@ -15,7 +15,6 @@ from ringtrain._runtime.context import current, is_initialized
 from ringtrain._runtime.flights import flight_record
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import *  # noqa: F403 - the operations, listed once
-from ringtrain._runtime.point_to_point import receive, receive_async, send, send_async
 from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain._runtime.stalls import long_phase
 from ringtrain._runtime.statistics import Stats, stats
@@ -37,6 +36,7 @@ from ringtrain._training.sharding import shard
 from ringtrain.errors import HorovodInternalError, RingtrainError
 
 if TYPE_CHECKING:
+    from ringtrain._runtime.point_to_point import receive, receive_async, send, send_async
     from ringtrain._training.averaging.outer import Outer
     from ringtrain._training.periodic_average import PeriodicAverage
 
@@ -54,6 +54,7 @@ _LATER = {  # what few programs use, or of a layer above, by where it is
     "Outer": "ringtrain._training.averaging.outer",
     "PeriodicAverage": "ringtrain._training.periodic_average",
     "run": "ringtrain.launch.function",
+    **dict.fromkeys(("receive", "receive_async", "send", "send_async"), "ringtrain._runtime.point_to_point"),
 }
 
 
@@ -64,8 +65,8 @@ if not TYPE_CHECKING:  # a type checker takes all public names, which are the sa
         "HorovodInternalError", "LocalSteps", "OneStepLate", "ProcessSet", "RingtrainError", "ShardedStep", "Stats", "Synchronous",
         "add_process_set", "allgather_object", "broadcast_object", "build_info", "check_finite", "check_replicas", "counters",
         "cross_rank", "cross_size", "current", "errors", "flight_record", "global_process_set", "gpu_libraries", "init",
-        "is_homogeneous", "is_initialized", "local_rank", "local_size", "long_phase", "rank", "receive", "receive_async",
-        "remove_process_set", "send", "send_async", "shard", "shutdown", "size", "start_timeline", "stats", "stop_timeline",
+        "is_homogeneous", "is_initialized", "local_rank", "local_size", "long_phase", "rank", "remove_process_set",
+        "shard", "shutdown", "size", "start_timeline", "stats", "stop_timeline",
     ]  # fmt: skip
 
     def __dir__() -> list[str]:

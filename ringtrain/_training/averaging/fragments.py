@@ -37,6 +37,11 @@ class Fragments:
     overlap: int = 0
     merge: str = "additive"
 
+    @property
+    def schedule(self) -> tuple[int, int, int]:
+        """What workers must have in common to go on from one state."""
+        return self.every, self.count, self.overlap
+
     def __post_init__(self) -> None:
         _check_within("fragments", self.count, 1, self.every)
         _check_within("overlap", self.overlap, 0, self.every - 1)

@@ -207,7 +207,7 @@ class Worker:
             self._changes.recall()
         self._changes.await_all()
         return {
-            "schedule": list(self._schedule()),
+            "schedule": list(self._fragments.schedule),
             "weights": self.period.weights,
             "parts": self._common.parts(),
             "flights": [flight.state() for flight in self._changes.flights],
@@ -234,13 +234,10 @@ class Worker:
         else:
             self.period.load(state["counters"], given.get("weights"))
 
-    def _schedule(self) -> tuple[int, int, int]:
-        return self._fragments.every, self._fragments.count, self._fragments.overlap
-
     def _of_this_schedule(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a state has of fragments: nothing, right after a synchronisation of others than this worker has."""
         given: Mapping[str, Any] = state.get("fragments", {})
-        own = self._schedule() if self._fragments.streams else None
+        own = self._fragments.schedule if self._fragments.streams else None
         theirs = tuple(given["schedule"]) if given else None
         if own == theirs:
             return given

@@ -17,9 +17,9 @@ from ringtrain._runtime.pending import Operation
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.completions import Completions
-from ringtrain.torch.distributed.layouts import carried, deal, flat
+from ringtrain.torch.distributed.layouts import deal, flat
 from ringtrain.torch.distributed.work import HeldWorks, Pending, Place, RingtrainWork
-from ringtrain.torch.tensors import holds_its_values, lent_buffer, received, values_of
+from ringtrain.torch.tensors import lent_buffer, received, values_of
 
 _OF_ROWS = {"allgather", "alltoall", layouts.SUMS_OF_ROWS}  # whose results have other rows than their inputs
 # Before torch 2.8, C++ keeps no Python `Work` alive that it was given. One that is made of a future it does, but that one
@@ -49,9 +49,6 @@ class Calls:
         self._context = context
         self._prefix = f"torch.distributed.{name}"  # of the operations' names
         self._numbers = itertools.count()
-        self._between_two = itertools.count()
-        # Groups of all ranks share a world, where all make them in one order; torch's tags have 32 bits.
-        self._first_tag = context.count_call("torch.distributed.groups") << 32
         self._completions = Completions()
         self._coalesced: list[Any] | None = None  # works since start_coalescing
         self._dropped: deque[RingtrainWork] = deque(maxlen=_DROPPED_WORKS)
@@ -154,29 +151,6 @@ class Calls:
 
         return self.submit("allgather", prepare, [tensor], opts)
 
-    def send(self, tensor: Tensor, to: int, tag: int) -> Any:
-        values = on_host(carried(values_of(tensor)))
-        return self._work(self._pending_between_two("send", values, to, tag, [tensor], None))
-
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Any:
-        if tensor.device.type == "cpu" and holds_its_values(tensor):
-            values, place = carried(tensor.detach()), None
-        else:
-            values = on_host(carried(values_of(torch.empty_like(tensor))))
-            place = back([tensor], [values], "recv")
-        return self._work(self._pending_between_two("receive", values, source, tag, [tensor], place))
-
-    def _pending_between_two(
-        self, operation: str, values: Tensor, other: int, tag: int, results: Sequence[Tensor], place: Place | None
-    ) -> Pending:
-        """What the two ranks know of alone: the others hear nothing of it, and of no error."""
-        buffer = lent_buffer(values)
-        name = f"{self._prefix}.{operation}.{next(self._between_two)}"
-        submitted = self._context.submit(
-            operation, name, [buffer], [buffer], once=True, splits=[self._first_tag + tag], root=other
-        )
-        return Pending(submitted, results, place, self.seconds)
-
     def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
         """The next call of this group: what goes wrong before it is submitted fails it on all ranks.
 
@@ -200,16 +174,15 @@ class Calls:
         submitted = self._context.submit(operation, name, buffers, targets, once=True, room=room, **attributes)
         return self._work(Pending(submitted, results, place, _seconds(opts, self.seconds)))
 
+    def track(self, operation: Operation, results: Sequence[Tensor], place: Place | None) -> Any:
+        """The work of an operation that was submitted elsewhere; ``place`` as in ``submit``."""
+        return self._work(Pending(operation, results, place, self.seconds))
+
     def _work(self, pending: Pending) -> Any:
         work = RingtrainWork(pending, self._completions, self._dropped, self._held)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
-
-
-def on_host(values: Tensor) -> Tensor:
-    """The values in host memory, where the core has what is between two ranks."""
-    return values if values.device.type == "cpu" else values.cpu()
 
 
 def op_of(opts: Any) -> Any:

@@ -24,9 +24,9 @@ from torch._C._distributed_c10d import (
 )
 
 from ringtrain._runtime.context import Context
-from ringtrain._runtime.point_to_point import ANY_RANK
 from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed import layouts
+from ringtrain.torch.distributed.between_two import BetweenTwo, Tags
 from ringtrain.torch.distributed.calls import Calls, back, dealing
 from ringtrain.torch.distributed.layouts import carried, flat
 from ringtrain.torch.distributed.store_barriers import StoreBarriers
@@ -34,8 +34,8 @@ from ringtrain.torch.tensors import values_of
 
 
 @with_eager_methods
-class RingtrainProcessGroup(dist.ProcessGroup):
-    """A group of ranks of ``torch.distributed``, in which ringtrain's core carries out all collectives.
+class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
+    """A group of ranks of ``torch.distributed``, in which ringtrain's core carries out all operations.
 
     Args:
         context: of this rank, in the world of which the group has all ranks, in their order.
@@ -60,6 +60,7 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         self._context = context
         self._rank, self._size = context.rank, context.size
         self._way = Calls(context, name, timeout.total_seconds())
+        self._tags = Tags(context, name)
         self._name, self._description = name, "undefined"
         self._close = close
         self._monitored = StoreBarriers(store, self._rank, self._size)
@@ -284,22 +285,6 @@ class RingtrainProcessGroup(dist.ProcessGroup):
         nothing = outputs[0].detach().new_empty(0)
         expected = [outputs[0] if rank == opts.rootRank else nothing for rank in range(self._size)]
         return self._way.exchange(list(inputs[0]) if mine else [nothing] * self._size, expected, opts, "scatter")
-
-    # ---- between two ranks ----
-
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Any:
-        """Done when the tensor may be written again, which may be before the other rank has taken it."""
-        layouts.check_one(tensors, "send")
-        return self._way.send(tensors[0], to, tag)
-
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Any:
-        """The next tensor that the other rank sends with this tag, of the same dtype and size."""
-        layouts.check_one(tensors, "recv")
-        return self._way.receive(tensors[0], source, tag)
-
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
-        """``recv`` of the tensor that comes first; ``_source_rank`` of the work tells whose it was."""
-        return self.recv(tensors, ANY_RANK, tag)
 
     # ---- several collectives at once ----
 
