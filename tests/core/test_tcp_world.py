@@ -47,6 +47,10 @@ for step in range(3):
         assert (rt.allreduce(x, op=rt.Sum, name=f"x{count}") == sum(range(len(peers))) + step * len(peers)).all()
 gathered = rt.allgather(np.full((rank + 1, 2), rank))
 assert gathered.tolist() == [[other, other] for other in range(len(peers)) for _ in range(other + 1)]
+for count in (10, 3_000_000):
+    before, found = (rank - 1) % len(peers), np.zeros(count, np.float32)
+    rt.send(np.full(count, rank, np.float32), (rank + 1) % len(peers))
+    assert rt.receive(found) == before and (found == before).all()
 print(rt.local_size(), rt.cross_size(), flush=True)
 rt.shutdown()
 """
