@@ -106,6 +106,7 @@ void Arbiter::AskAgain(int member, const std::vector<ResponseCache::Id>& unknown
 void Arbiter::Arrive(Nanoseconds now, int member, const std::string& name, Arrival arrival, Effects* effects) {
   Verdict failed;
   if (undelivered_.Take(member, name, &failed.failure)) return Tell(member, std::move(failed), effects);
+  given_up_.remove_if([&](const Entry& entry) { return entry.present.has(member); });  // it waits no longer
   Entry& entry = entries_[name];
   if (entry.arrivals.empty()) {
     entry.name = name;
@@ -352,6 +353,30 @@ std::vector<int> Arbiter::Submitters(const Entry& entry) const {
   return ranks;
 }
 
+// Whether its submitters wait for ranks that wait for them, elsewhere, and are more; of equal sides that of the lowest
+// rank counts more. Then they are the ones that take another way, and the ranks that they miss do not hang.
+bool Arbiter::IsOutnumbered(const Entry& entry) const {
+  const auto lowest = [&](const Entry& side) {
+    for (int member = 0; member < member_count(); ++member)
+      if (side.present.has(member)) return member;
+    return member_count();
+  };
+  const auto waits_for = [&](const Entry& one, const Entry& other) {
+    for (int member = 0; member < member_count(); ++member)
+      if (IsMissing(one, member) && other.present.has(member)) return true;
+    return false;
+  };
+  const auto counts_more = [&](const Entry& other) {
+    const int size = entry.present.size(), others = other.present.size();
+    return others > size || (others == size && lowest(other) < lowest(entry));
+  };
+  const auto outnumbers = [&](const Entry& other) {
+    return waits_for(entry, other) && waits_for(other, entry) && counts_more(other);
+  };
+  return std::any_of(given_up_.begin(), given_up_.end(), outnumbers) ||
+         std::any_of(entries_.begin(), entries_.end(), [&](const auto& named) { return outnumbers(named.second); });
+}
+
 Nanoseconds Arbiter::DueAt(const Entry& entry) const {
   return stalls_.DueAt(entry.clock, [&](int member) { return IsMissing(entry, member); });
 }
@@ -377,8 +402,9 @@ void Arbiter::CheckStalls(Nanoseconds now, Effects* effects) {
       Report(entry, verdict.text, effects);
       continue;
     }
-    const Entry given_up = Take(found);
-    FailEntry(given_up, {given_up.name, StatusCode::kTimeout, verdict.text, Missing(given_up)}, effects);
+    const std::vector<int> missing = IsOutnumbered(entry) ? std::vector<int>() : Missing(entry);
+    const Entry& given_up = given_up_.emplace_back(Take(found));
+    FailEntry(given_up, {given_up.name, StatusCode::kTimeout, verdict.text, missing}, effects);
   }
   stalls_.Forget(now);
 }

@@ -95,6 +95,7 @@ class Arbiter {
   Nanoseconds DueAt(const Entry& entry) const;
   bool IsMissing(const Entry& entry, int member) const;
   std::vector<int> Missing(const Entry& entry) const;
+  bool IsOutnumbered(const Entry& entry) const;
   std::vector<int> Submitters(const Entry& entry) const;
   int member_count() const { return options_.member_count(); }
 
@@ -105,6 +106,7 @@ class Arbiter {
   Repetition repetition_;
   Entries entries_;
   std::list<std::string> order_;  // names of entries_ by first arrival
+  std::list<Entry> given_up_;     // whose members have submitted nothing since
   UndeliveredFailures undelivered_;
   std::vector<Ready> ready_to_run_;
   MemberSet joined_, left_;

@@ -36,6 +36,15 @@ def test_a_rank_that_hangs_is_evicted_and_the_others_do_the_step_again(slot: int
     assert "TimeoutError" not in done.stderr and "before it had joined" not in done.stderr, done.stderr
 
 
+def test_one_that_goes_another_way_than_all_others_ends_and_they_go_on(job: Job) -> None:
+    """Each side waits for the other, and what the one has submitted is the first at the stall limit."""
+    late = {f"{slot}/1/begun": "time.sleep(1.5)" for slot in (0, 2)}
+    faults = json.dumps({"1/1/begun": "rt.allreduce([1.0], name='alone')", **late})
+    done = run_frame(job, NUMPY, "--elastic", "-np", "2:3", FAULTS=faults, **IMPATIENT)
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
+    assert not re.search("The rank in slot [02] of .* was evicted", done.stderr), done.stderr
+
+
 SAVING = """
     from ringtrain.torch.elastic.checkpoints import Folder
     from ringtrain.torch.elastic.transparent import TransparentState

@@ -43,6 +43,7 @@ struct Outcome {
   Status status;      // of a failure
   Response response;  // of an execution
   std::vector<bool> joined;
+  std::vector<int> missing = {};  // of a failure
 };
 
 class Simulation {
@@ -210,7 +211,7 @@ class Simulation {
     RT_CHECK(!fail.status.ok());
     RT_CHECK_EQ(nodes_[rank].in_flight.erase(fail.name), size_t{1});  // one verdict for each submission
     --nodes_[rank].undecided[fail.name];
-    nodes_[rank].outcomes.push_back({fail.name, false, fail.status, {}, {}});
+    nodes_[rank].outcomes.push_back({fail.name, false, fail.status, {}, {}, fail.missing});
   }
   void On(int rank, effect::Warn& warn) { nodes_[rank].warnings.push_back(warn.text); }
   void On(int, effect::Abort& abort) { RT_CHECK_EQ(abort.cause, std::string()); }
@@ -986,6 +987,62 @@ RT_TEST(different_names_are_both_reported) {
   RT_REQUIRE(texts.size() == 2);
   RT_CHECK(texts[0].find("allreduce 'gradient.0': waiting 30 s: submitted by ranks 10, 12; missing rank 11.") == 0);
   RT_CHECK(texts[1].find("allreduce 'gradient.1': waiting 30 s: submitted by rank 11; missing ranks 10, 12.") == 0);
+}
+
+// Where they wait for each other the most are right, or the side of the lowest rank; others have no reason to evict
+// them.
+RT_TEST(who_waits_for_more_that_wait_for_it_blames_nobody) {
+  struct Row {
+    int size;
+    std::set<int> another_way;  // the others submit x
+    bool blames;                // whether who goes another way blames the others, and not they it
+  };
+  for (const Row& row : {Row{3, {1}, false}, Row{3, {0}, false}, Row{3, {0, 1}, true}, Row{2, {1}, false},
+                         Row{2, {0}, true}, Row{4, {1, 2}, false}, Row{4, {0, 3}, true}}) {
+    for (bool first : {false, true}) {  // it comes to its limit before the others
+      Simulation simulation(row.size, 1, StallOptions(30 * kSecond, 100 * kSecond));
+      for (bool now : {true, false}) {
+        for (int rank = 0; rank < row.size; ++rank) {
+          const bool is_other = row.another_way.count(rank) > 0;
+          if ((is_other == first) == now) simulation.Submit(rank, Allreduce(is_other ? "of some" : "x"));
+        }
+        simulation.Settle();
+        simulation.now += kSecond;
+      }
+      simulation.now += 98 * kSecond;
+      simulation.Settle();
+      simulation.now += kSecond;
+      simulation.Settle();
+      for (int rank = 0; rank < row.size; ++rank) {
+        std::vector<int> missing;
+        const bool is_other = row.another_way.count(rank) > 0;
+        for (int other = 0; other < row.size && is_other == row.blames; ++other)
+          if ((row.another_way.count(other) > 0) != is_other) missing.push_back(10 + other);
+        RT_REQUIRE(simulation.outcomes(rank).size() == 1);
+        RT_CHECK_EQ(simulation.outcomes(rank)[0].status.code(), StatusCode::kTimeout);
+        RT_CHECK(simulation.outcomes(rank)[0].missing == missing);
+      }
+    }
+  }
+}
+
+// Who goes on after the error waits for those no longer.
+RT_TEST(a_rank_that_has_gone_on_since_may_be_blamed) {
+  Simulation simulation(3, 1, StallOptions(30 * kSecond, 100 * kSecond));
+  for (int rank : {0, 2}) simulation.Submit(rank, Allreduce("x"));
+  simulation.Settle();
+  simulation.now += kSecond;
+  simulation.Submit(1, Allreduce("y"));
+  simulation.Settle();
+  simulation.now += 99 * kSecond;
+  simulation.Settle();
+  for (int rank : {0, 2}) simulation.Submit(rank, Allreduce("z"));
+  simulation.Settle();
+  simulation.Submit(1, Allreduce("z"));
+  simulation.Settle();
+  simulation.now += kSecond;
+  simulation.Settle();
+  RT_CHECK(simulation.outcomes(1).back().missing == (std::vector<int>{10, 12}));
 }
 
 // Warnings and the limit wait for a member in a long phase, and for it alone; both begin anew when it is back.

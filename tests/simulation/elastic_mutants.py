@@ -10,6 +10,7 @@ from mutants import Mutant
 ELASTIC = "native/elastic/"
 STEP, SAMPLES = ELASTIC + "step.cc", ELASTIC + "samples.cc"
 MEMBERSHIP, AUTHORITY = ELASTIC + "membership.cc", ELASTIC + "authority.cc"
+ARBITER = "native/agree/arbiter.cc"
 MUTANTS = [
     # What survivors settle
     Mutant(
@@ -222,6 +223,24 @@ MUTANTS = [
         AUTHORITY,
         "static_cast<int>(voters.size() + newcomers.size()) < enough",
         "false",
+    ),
+    Mutant(
+        "most are evicted for one that waits for them",
+        ARBITER,
+        "IsOutnumbered(entry) ? std::vector<int>() : Missing(entry)",
+        "Missing(entry)",
+    ),
+    Mutant(
+        "whoever was given up first waits no longer",
+        ARBITER,
+        "std::any_of(given_up_.begin(), given_up_.end(), outnumbers)",
+        "false",
+    ),
+    Mutant(
+        "of ranks that wait for each other most go",
+        ARBITER,
+        "others > size",
+        "others < size",
     ),
     Mutant("an evicted rank is taken for a new one", AUTHORITY, "lost || (rank.holds_state && !InWorld(uid))", "false"),
     Mutant("whoever forgets to report is waited for", AUTHORITY, "now - since_ >= patience", "false"),

@@ -432,6 +432,9 @@ void Fleet::Strike(const Fault& fault) {
     case Fault::kHang:
       if (process != nullptr) process->rank->Hang(now_ + fault.duration);
       return;
+    case Fault::kAnotherWay:
+      if (process != nullptr) process->rank->GoAnotherWay();
+      return;
     case Fault::kNotice:
       if (process != nullptr) AskForLeave(*process);
       return;

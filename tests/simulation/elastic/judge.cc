@@ -58,8 +58,11 @@ void Judge::Evicted(const Uid& uid) {
   if (plan_.faults.empty() || plan_.only(Fault::kLauncherCrash) || plan_.only(Fault::kNotice) ||
       plan_.only(Fault::kHostNotice))
     Violate("E9: " + Name(uid) + " is evicted though no rank has failed");
-  if (plan_.only(Fault::kFreeze) && plan_.link_delay <= kSecond && uid != frozen_)
+  if (plan_.only(Fault::kFreeze) && plan_.link_delay <= kSecond && uid != struck_rank_)
     Violate("E9: " + Name(uid) + " is evicted though another rank was stopped");
+  // Of two that wait for each other nobody knows who is right.
+  if (plan_.only(Fault::kAnotherWay) && uid != struck_rank_ && worlds_[newest_run_].members.size() > 2)
+    Violate("E9: " + Name(uid) + " is evicted though another rank went another way than all others");
 }
 
 // Those that went on without all ranks of a host cannot be connected with one there as long as the cut lasts.
@@ -192,7 +195,7 @@ void Judge::Finished(const Uid& uid, const Progress& progress) {
 }
 
 void Judge::Struck(Nanoseconds now, const Fault& fault, const Uid& victim, bool member) {
-  if (fault.kind == Fault::kFreeze) frozen_ = victim;
+  if (fault.kind == Fault::kFreeze || fault.kind == Fault::kAnotherWay) struck_rank_ = victim;
   if (fault.kind == Fault::kLauncherCrash && fault.duration == kNever) launcher_gone_ = std::min(launcher_gone_, now);
   if (fault.kind == Fault::kLauncherCrash && newest_run_.count > 0)
     undisturbed_ = worlds_[newest_run_].running == worlds_[newest_run_].members.size();

@@ -113,8 +113,8 @@ class Judge {
   Nanoseconds struck_ = kNever, launcher_gone_ = kNever;
   Nanoseconds cut_at_ = kNever;
   EpochId struck_in_, cut_in_;
-  ControlFrame formed_;  // the last Form
-  Uid frozen_;
+  ControlFrame formed_;       // the last Form
+  Uid struck_rank_;           // by a fault that is its program's, or its process's
   bool undisturbed_ = false;  // a world of which all members run when the launcher crashes
   bool ended_ = false, well_ = false;
 };

@@ -56,6 +56,8 @@ class Drawing {
       fault.kind = Fault::kOtherValues;
     if (fault.kind == Fault::kNotice && simulation::Mix({plan_.seed, static_cast<uint64_t>(number), 1}) % 3 == 0)
       fault.kind = Fault::kHostNotice;
+    if (fault.kind == Fault::kHang && simulation::Mix({plan_.seed, static_cast<uint64_t>(number), 3}) % 2 == 0)
+      fault.kind = Fault::kAnotherWay;
     fault.host = static_cast<int>(random_.Below(plan_.slots.size()));
     fault.slot = static_cast<int>(random_.Below(static_cast<uint64_t>(plan_.slots[static_cast<size_t>(fault.host)])));
     const bool at_a_moment = fault.kind == Fault::kLauncherCrash ? !random_.OneIn(3) : random_.OneIn(2);
@@ -123,6 +125,8 @@ bool Plan::Has(Fault::Kind kind) const {
 }
 
 bool Plan::must_succeed() const {
+  // Of two ranks that wait for each other it may be the right one that goes.
+  if (Has(Fault::kAnotherWay) && (faults.size() > 1 || ranks() < 3 || !late.empty())) return false;
   std::set<std::pair<int, int>> struck;
   for (const Fault& fault : faults) {
     const bool short_cut = fault.kind == Fault::kCut && fault.duration < kSilence / 2;
@@ -138,8 +142,9 @@ bool Plan::must_succeed() const {
 }
 
 std::string Plan::Text() const {
-  static const char* const kKinds[] = {"crash",          "freeze", "hang",        "loss",          "reset",       "cut",
-                                       "launcher crash", "notice", "host notice", "other program", "other values"};
+  static const char* const kKinds[] = {"crash",       "freeze",        "hang",           "loss",
+                                       "reset",       "cut",           "launcher crash", "notice",
+                                       "host notice", "other program", "other values",   "another way"};
   static const char* const kCuts[] = {"positions", "batches", "growing batches"};
   static const char* const kWays[] = {"", " outward", " inward"};
   std::ostringstream text;

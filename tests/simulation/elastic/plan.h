@@ -31,7 +31,8 @@ struct Fault {
     kNotice,
     kHostNotice,
     kOtherProgram,
-    kOtherValues
+    kOtherValues,
+    kAnotherWay
   };
   enum Way { kBoth, kOutward, kInward };
   int number;

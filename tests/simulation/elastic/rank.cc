@@ -10,6 +10,7 @@ namespace {
 constexpr Nanoseconds kToConnect = 6 * kSecond;
 constexpr int kMostFailures = 3;
 constexpr char kStandingsName[] = "standings", kPlacesName[] = "places", kWholeName[] = "whole", kPauseName[] = "pause";
+constexpr char kAloneName[] = "of one rank alone";
 
 SamplePlan SamplesOf(const Plan& plan) { return {plan.cut, plan.positions, plan.batch, false}; }
 
@@ -114,6 +115,7 @@ void SimulatedRank::Go() {
     case Wait::kTime:
       if (surroundings_->now() < program_at_) return;
       program_at_ = kNever;
+      if (std::exchange(goes_another_way_, false)) return WaitAlone();
       return window_ ? Give() : BeginWindow();
     case Wait::kResults:
       return Hold();
@@ -123,6 +125,8 @@ void SimulatedRank::Go() {
       if (!Fails(kPauseName) && result(kPauseName) == nullptr) return;
       if (result(kPauseName) != nullptr) membership_.Admits(true);
       return GoOn();
+    case Wait::kAlone:
+      return AwaitAlone();
     case Wait::kNothing:
       return;
   }
@@ -133,6 +137,25 @@ bool SimulatedRank::Fails(const std::string& name) { return !present_ || present
 void SimulatedRank::ComputeFor(Nanoseconds longest) {
   wait_ = Wait::kTime;
   program_at_ = surroundings_->now() + 1 + random_.Between(0, longest);
+}
+
+void SimulatedRank::WaitAlone() {
+  if (present_) present_->Submit(kAloneName, {});
+  wait_ = Wait::kAlone;
+}
+
+// The error of one that fails ends most programs, and some go on.
+void SimulatedRank::AwaitAlone() {
+  const bool fails = Fails(kAloneName);
+  if (!fails && present_->ResultOf(kAloneName) == nullptr) return;
+  if (fails) {
+    TellSuspects();
+    CarryOut();
+  } else {
+    present_->Forget(kAloneName);
+  }
+  if (over_) return;
+  fails && !random_.OneIn(4) ? End(1) : ComputeFor(plan_.window / 4);
 }
 
 // Between two windows: leaves the world if all have agreed to, or begins the next window.
@@ -258,13 +281,16 @@ void SimulatedRank::NoteUnheard() {
   if (world != nullptr) membership_.Unheard(world->unheard());
 }
 
+void SimulatedRank::TellSuspects() {
+  if (!present_ || !goes_on_) return;
+  membership_.Suspect(present_->Silent(), &actions_);
+  membership_.Missing(present_->missing(), &actions_);
+}
+
 // Leaves the world, if nobody has ended it, and takes the next one.
 void SimulatedRank::GoOn() {
   NoteUnheard();
-  if (present_ && goes_on_) {
-    membership_.Suspect(present_->Silent(), &actions_);
-    membership_.Missing(present_->missing(), &actions_);
-  }
+  TellSuspects();
   if (present_) present_->Leave();
   present_.reset();
   wait_ = Wait::kWorld;

@@ -35,11 +35,13 @@ class SimulatedRank {
   void Receive(Message message);
   void Step();
   void Hang(Nanoseconds until) { hangs_until_ = std::max(hangs_until_, until); }
+  // It submits an operation that no other rank does, and waits for it.
+  void GoAnotherWay() { goes_another_way_ = true; }
   bool is_member() const { return membership_.state() == Membership::State::kMember; }
 
  private:
   // What the program waits for.
-  enum class Wait { kWorld, kStandings, kPlaces, kState, kTime, kResults, kWhole, kPause, kNothing };
+  enum class Wait { kWorld, kStandings, kPlaces, kState, kTime, kResults, kWhole, kPause, kAlone, kNothing };
 
   // Operations of a window that are waited for at once.
   struct OpenPart {
@@ -71,6 +73,7 @@ class SimulatedRank {
   void PartReleased();
   void GoOn();
   void NoteUnheard();
+  void TellSuspects();
   void TakeWorld();
   bool Refuses(const Gifts& told);
   void Settle(const std::vector<int32_t>& places);
@@ -80,6 +83,8 @@ class SimulatedRank {
   void TakeState(const Progress& progress);
   bool Fails(const std::string& name);
   void ComputeFor(Nanoseconds longest);
+  void WaitAlone();
+  void AwaitAlone();
   Contribution ContributionOf(const std::string& name) const;
   Progress progress() const;
   std::vector<Uid> UidsOf(const Contributors& contributors) const;
@@ -104,6 +109,7 @@ class SimulatedRank {
   std::vector<SimulatedWorld*> Worlds() const;  // that there are
 
   const Plan& plan_;
+  bool goes_another_way_ = false;
   const Process process_;
   const std::string program_;
   bool fits_;
