@@ -372,7 +372,7 @@ class ElasticJob(Job):
     def _evict(self, agent: Agent, uid: str) -> None:
         number = self.engine.evict(agent, uid)
         if number in self.ranks:
-            self.ranks[number].was_told_to = self.ranks[number].was_evicted = True
+            self.ranks[number].was_told_to = True
 
     # ---- end ----
 

@@ -254,7 +254,10 @@ class Job:
         if "remains" in facts:
             rank.remains[facts["remains"]] = facts["name"]
         if "ended" in facts:
-            rank.was_told_to, rank.engine_lost_at = facts["was_told_to"], facts["engine_lost_at"]
+            rank.was_told_to = (
+                rank.was_told_to or facts["was_told_to"]
+            )  # an agent asks whom it kills at once for nothing
+            rank.engine_lost_at = facts["engine_lost_at"]
             self._note_outcome(rank, facts["ended"], facts["at"])
         if "lost" in facts:
             rank.was_told_to = self.engine.ends_ranks or self._is_ending()

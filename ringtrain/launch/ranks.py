@@ -32,7 +32,6 @@ class Rank:
     because: str = ""  # the error in which it learnt of that
     has_mpi: bool = True  # whether MPI connects it, which may end it
     was_told_to: bool = False  # the engine or the launcher ended it
-    was_evicted: bool = False  # the launcher killed it in an elastic job, for a reason that it has said
     is_survived: bool = False  # an elastic job has gone on in another world since it failed
     engine_lost_at: float | None = (
         None  # when the engine's program beside it was gone, unasked, while it ran; by the host's clock
@@ -81,8 +80,6 @@ class Rank:
         if self.failure < 0:
             number = -self.failure
             hint = " (the kernel does so when memory runs out)" if number == signal.SIGKILL else ""
-            if self.was_evicted:
-                hint = " (by ringtrainrun, for the reason that it has said)"
             name = signal.Signals(number).name if number in set(signal.Signals) else "a real-time signal"
             how = f"was killed by signal {number}, {name}{hint}"
         else:

@@ -9,6 +9,7 @@ import pytest
 from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.elastic import ElasticJob
 from ringtrain.launch.ends import Ends
+from ringtrain.launch.job import Job
 from ringtrain.launch.openmpi import LOST_DAEMON
 from ringtrain.launch.ranks import (
     LOST,
@@ -207,12 +208,17 @@ def test_what_others_came_of_is_the_cause_though_a_world_has_followed() -> None:
     assert first_cause(ranks).number == 1
 
 
-def test_of_an_evicted_rank_nobody_blames_the_kernel() -> None:
-    evicted, killed = (Rank(number, "a", host="a", outcome=-9, clock=host_clock(0.0)) for number in range(2))
-    job = SimpleNamespace(engine=SimpleNamespace(evict=lambda _agent, _uid: 0), ranks={0: evicted, 1: killed})
-    ElasticJob._evict(job, SimpleNamespace(), "uid of rank 0")
-    evicted.was_told_to = False  # as its agent has it, which has killed it at once
-    assert evicted.describe_failure() == (
-        "rank 0 (host a) was killed by signal 9, SIGKILL (by ringtrainrun, for the reason that it has said)"
+@pytest.mark.parametrize("announced", [None, 3])
+def test_a_rank_that_the_launcher_has_evicted_has_not_failed_by_that(announced: int | None) -> None:
+    """Its agent has killed it at once, without having asked for its end; the reason is said, and is not the kernel's."""
+    rank = Rank(0, "a", host="a", clock=host_clock(0.0), announced=announced)
+    job = SimpleNamespace(
+        engine=SimpleNamespace(evict=lambda _agent, _uid: 0, hear=lambda _facts, _agent: None),
+        allocation=SimpleNamespace(installation=SimpleNamespace(has_mpi=False)),
+        ranks={0: rank},
+        _note_outcome=lambda rank, outcome, _at: setattr(rank, "outcome", outcome),
     )
-    assert killed.describe_failure().endswith("(the kernel does so when memory runs out)")
+    agent = SimpleNamespace(host=SimpleNamespace(name="a"), clock=rank.clock)
+    ElasticJob._evict(job, agent, "uid of rank 0")
+    Job._take(job, {"rank": 0, "ended": -9, "at": 1.0, "was_told_to": False, "engine_lost_at": None}, b"", agent)
+    assert rank.outcome == -9 and rank.failure == (announced or 0)
