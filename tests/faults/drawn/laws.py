@@ -11,7 +11,7 @@ from collections.abc import Callable
 from drawn.expectation import expect, sizes
 from drawn.outcome import Outcome
 from drawn.plan import Plan
-from ringtrain._runtime.flights import ranks_of
+from ringtrain._runtime.rank_lists import ranks_of
 
 TAG = re.compile(r"\[(\d+)\] (.*)")
 OURS = re.compile(r"(.*: )?ringtrainrun: ")
