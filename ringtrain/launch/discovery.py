@@ -67,7 +67,7 @@ class HostScript:
         try:
             return find_here(parse_hostfile(said, self.command, self.slots))
         except HostsError as error:
-            raise self._failed(f"print hosts, but: {error}") from None
+            raise self._failed(f"print hosts, but: {str(error).removesuffix('.')}") from None
 
     def _read(self, process: subprocess.Popen[bytes]) -> tuple[str, str]:
         """What it prints until it ends, whoever of those that it has started still holds its pipes."""

@@ -119,7 +119,7 @@ def _host(entry: str, source: str, default_slots: int) -> Host:
         )
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise HostsError(
-            f"{source} '{entry}': expected host:slots, but found no host name. Write for example -H node-a:4,node-b:4."
+            f"{source} '{entry}': expected host:slots, but found no host name. Write for example node-a:4."
         )
     if len(name) > MOST_CHARACTERS or any(len(part) > MOST_OF_A_PART for part in name.split(".")):
         raise HostsError(

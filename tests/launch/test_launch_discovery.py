@@ -23,6 +23,7 @@ def test_a_script_names_hosts_with_and_without_slots():
         ("echo gone >&2; exit 3", "end with code 0, but has ended with 3 (gone)"),
         ("true", "it names no host"),
         ("echo node-a:many", "slots must be a number"),
+        ("echo ..:2", "but found no host name. Write for example node-a:4."),
         ("sleep 60", "end within 0.2 s, but has not"),
         ("/no/such/program", "end with code 0, but has ended with 127"),
     ],
@@ -32,6 +33,7 @@ def test_a_script_that_fails_says_how(command, words, monkeypatch):
     with pytest.raises(ScriptError) as met:
         HostScript(command, 1).hosts()
     assert words in str(met.value) and f"--host-discovery-script '{command}'" in str(met.value)
+    assert not str(met.value).endswith("..") and "-H" not in str(met.value)
 
 
 def test_the_start_waits_for_enough_slots_though_not_for_ever(monkeypatch):
