@@ -52,6 +52,7 @@ _OUTLINE = "ringtrain.elastic.outline"
 _DRAWN = "ringtrain.elastic.drawn"
 _REFUSED = "ringtrain.elastic.refused"
 _ALL_BITS = 0xFFFFFFFF  # of a checksum
+_PAUSES, _STOPS = 1, 2  # what ranks wish for; who stops lets nobody in
 
 
 class Transaction:
@@ -65,6 +66,8 @@ class Transaction:
 
     Attributes:
         several: as given.
+        wants_stop: this rank is to stop before the training comes to its end. It says so with what it releases next.
+        all_stop: some rank has, which all ranks know since they have released the same part; for ever.
     """
 
     def __init__(self, member: Member, training: Training, several: bool = False, sets: Sets | None = None):
@@ -74,6 +77,7 @@ class Transaction:
         self.several = several
         self._steps = made(lib.rt_steps_open(several), lib.rt_steps_free)
         self._places = ffi.new("int32_t **")
+        self.wants_stop = self.all_stop = False
         self._pauses = False  # all have agreed to leave this world between two steps
         self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
@@ -215,9 +219,7 @@ class Transaction:
         """
         drawn = zlib.crc32(self._training.drawn().encode())
         said = np.frombuffer(
-            bytearray(
-                (self._member.wants_pause, *drawn.to_bytes(4, "little"), *(_ALL_BITS - drawn).to_bytes(4, "little"))
-            ),
+            bytearray((self._wish(), *drawn.to_bytes(4, "little"), *(_ALL_BITS - drawn).to_bytes(4, "little"))),
             np.uint8,
         )
         buffers = [as_buffer(said)]
@@ -226,9 +228,15 @@ class Transaction:
             yield operation
         operation.wait()
         heard = said.tobytes()
-        self._pauses = bool(heard[0])
+        self._pauses = heard[0] == _PAUSES
+        self.all_stop = self.all_stop or heard[0] == _STOPS
         if int.from_bytes(heard[1:5], "little") + int.from_bytes(heard[5:], "little") != _ALL_BITS:
             raise MismatchError(self._unlike_draws())
+
+    def _wish(self) -> int:
+        if self.wants_stop or self.all_stop:
+            return _STOPS
+        return _PAUSES if self._member.wants_pause else 0
 
     def _unlike_draws(self) -> str:
         everyone = allgather_object(self._training.drawn(), _DRAWN)
@@ -305,8 +313,9 @@ class Transaction:
         self._training.enter_world()
 
     def _settle(self) -> None:
-        """All tell how far they are, and do what follows."""
-        rows = allgather(np.array([self._standing()], np.int64), name=_ROW)
+        """All tell how far they are, and do what follows; also what some of them alone have heard with the last part."""
+        told = allgather(np.array([[*self._standing(), self.all_stop]], np.int64), name=_ROW)
+        rows, self.all_stop = told[:, :-1], bool(told[:, -1].any())
         place = ffi.new("int32_t *")
         if not counted(lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)):
             standings = [standing_of(row) for row in rows.tolist()]

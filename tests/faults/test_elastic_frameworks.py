@@ -186,6 +186,41 @@ def test_a_step_of_adasum_in_tensorflow_is_done_again(job: Job, tmp_path: Path) 
     assert plan == [[0, 1, 2]] * 4 + [[0, 2]] * (STEPS - 4)
 
 
+# Rank 2 loses what it hears with step 5, and has rank 1 killed, once rank 0 has heard it.
+HEARD_BY_ONE = """
+agree = Transaction._agree
+
+def _agree(self):
+    had_heard = self.all_stop
+    yield from agree(self)
+    if self.all_stop and not had_heard and slot == 0:
+        (folder / "heard").touch()
+    if self.all_stop and not had_heard and slot == 2:
+        while not (folder / "heard").exists():
+            time.sleep(0.01)
+        self.all_stop = False
+        os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+        raise PeerLostError("in the test")
+
+Transaction._agree = _agree
+"""
+
+
+@pytest.mark.parametrize("step, last", [(4, 5), (11, 11)], ids=["in an epoch", "with its last batch"])
+def test_one_rank_that_stops_within_an_epoch_stops_all(step: int, last: int, job: Job) -> None:
+    """It tells the others with the step behind."""
+    done = run(job, FRAMES["Keras on PyTorch"], "--elastic", "-np", "2:3", STOPS=f"1/{step}")
+    assert applied(done) == [[0, 1, 2]] * (last + 1)
+    assert len(ends(done)) == 3 and len(set(ends(done))) == 1 and ends(done)[0].startswith(f"{last + 1} ")
+
+
+def test_a_stop_that_one_rank_alone_has_heard_stops_all(job: Job) -> None:
+    """Who wished for it is dead."""
+    done = run(job, FRAMES["Keras on PyTorch"], "--elastic", "-np", "2:3", STOPS="1/4", PLANTED=HEARD_BY_ONE)
+    assert applied(done)[:5] == [[0, 1, 2]] * 5 and len(applied(done)) == 6
+    assert len(ends(done)) == 2 and len(set(ends(done))) == 1 and ends(done)[0].startswith("6 ")
+
+
 @pytest.mark.long
 @every_frame
 def test_a_release_before_all_are_whole_would_be_found(frame: tuple[str, dict[str, str]], job: Job) -> None:

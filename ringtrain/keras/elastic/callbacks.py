@@ -121,9 +121,13 @@ class TogetherHooks:
         if rate is not None:
             rate_of(self.model.optimizer).assign(rate)
 
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """If one rank stops within an epoch all do, behind the batch after."""
+        self.model.stop_training = self._state.stops_with_all(self.model.stop_training)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """If one rank stops all do. Then they have one model, as is looked at here."""
-        stops = np.array([bool(self.model.stop_training)], np.uint8)
+        stops = np.array([bool(self.model.stop_training) or self._state.wants_stop()], np.uint8)
         if self._state.allreduce(stops, _STOPS, Max)[0]:
             self.model.stop_training = True
         ends = bool(self.model.stop_training) or epoch + 1 == (self.params or {}).get("epochs")
@@ -151,6 +155,12 @@ class FitTogether(Protocol):
     goes_on: bool
 
     def take_resumed(self) -> Memory | None:
+        """As that of ``FitState``."""
+
+    def stops_with_all(self, stops: object) -> object:
+        """As that of ``FitState``."""
+
+    def wants_stop(self) -> bool:
         """As that of ``FitState``."""
 
     def save_if_due(self) -> None:

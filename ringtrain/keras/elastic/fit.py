@@ -61,6 +61,7 @@ class FitState(TransparentState):
         batches: of each epoch; 0 until ``fit`` begins, or BY_SAMPLER from then on.
         taken: of a rank that has joined and not begun an epoch, what the callbacks of rank 0 remember, and the learning rate.
         goes_on: whether ``fit`` has begun, so that ranks that join are told this.
+        ends_epoch: whether the batch that is done was the last one, which ``fit`` does not know.
     """
 
     batches: int
@@ -73,7 +74,7 @@ class FitState(TransparentState):
         self._memories: Memories | None = None  # of the callbacks of ``fit``, while that runs
         self.taken: tuple[Memory, Any] | None = None
         self._resumed: tuple[Memory, Any] | None = None  # as a file has it
-        self.goes_on = False
+        self.goes_on = self.ends_epoch = False
         self._has_begun_batch = self._is_read_ahead = False
         super().__init__(**arguments)
 
@@ -173,6 +174,23 @@ class FitState(TransparentState):
         if was_drawn:
             self.release_alone()
         return was_drawn
+
+    def stops_with_all(self, stops: object) -> object:
+        """What ``stop_training`` is to be behind a batch: a rank that stops tells the others with its next step, and all stop.
+
+        At the end of an epoch they agree by themselves.
+
+        Args:
+            stops: what it is.
+        """
+        if self._transaction is None or self.ends_epoch:
+            return stops
+        self._transaction.wants_stop |= bool(stops)
+        return self._transaction.all_stop
+
+    def wants_stop(self) -> bool:
+        """Whether this rank was to stop within the epoch, and has gone on to tell the others."""
+        return self._transaction is not None and self._transaction.wants_stop
 
     def _pause_if_allowed(self) -> None:
         """Not while a sum of gradients is begun, which ranks that join would lack."""
@@ -327,7 +345,8 @@ class ElasticHooks:
         state = self.state
         state.step += self._before + batch + 1 - state.batch
         state.batch = self._before + batch + 1
-        if self._is_last(batch) and not self.model.stop_training:
+        state.ends_epoch = self._is_last(batch)
+        if state.ends_epoch and not self.model.stop_training:
             self.model.stop_training = END_OF_EPOCH
 
     def _is_last(self, batch: int) -> bool:
