@@ -195,13 +195,16 @@ class Transaction:
             raise result
         return result
 
-    def close(self) -> bool:
+    def close(self, is_empty: bool = False) -> bool:
         """Ends the open window if there is nothing else that does; returns whether there was one.
 
         So it is if several optimizers may step in a window, and one has, or if its only results are such as ``survive`` gives
         up. To be called on all ranks alike, where the next window would begin.
+
+        Args:
+            is_empty: whatever has begun one has drawn nothing for it, as the draw that finds an epoch's end; so it is ended, too.
         """
-        if not lib.rt_steps_has_end_to_come(self._steps):
+        if not is_empty and not lib.rt_steps_has_end_to_come(self._steps):
             return False
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
         return True

@@ -322,6 +322,14 @@ def test_a_death_behind_an_epoch_costs_no_sample_of_the_next(victim: int, job: J
     assert [len(step) for step in plan] == [3] * 10 + [2] * 15
 
 
+def test_a_death_behind_an_epoch_is_told_before_the_next_begins(job: Job) -> None:
+    faults = json.dumps({"1/10/metric": KILL})
+    done = run(job, "--elastic", "-np", "1:3", *LATER, program=MEASURED, FAULTS=faults)
+    for slot in (0, 2):
+        said = re.findall(rf"^\[{slot}\] (epoch \d|change.*)", done.stdout, re.M)
+        assert said == ["epoch 0", "change 3 2", "epoch 1"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("loader", [{}, {**WORKERS, "persistent_workers": True}], ids=["", "workers"])
 def test_a_rank_that_joins_goes_on_in_the_middle_of_the_epoch(loader: dict, job: Job, tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         of = f"batches of {self._open.batch} samples" if isinstance(self._open, BatchOrder) else "samples"
         return f"{self._open.taken} {of}"
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether something is drawn for the open window."""
+        return self._open.taken > 0
+
     def finish_window(self, contributors: set[int] | None) -> None:
         """What was taken since the last call is processed, but for what was drawn at places that are no contributors."""
         if contributors is not None:

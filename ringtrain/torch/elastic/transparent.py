@@ -182,9 +182,12 @@ class TransparentState(LosslessState):
             if not self._training.is_in_epoch:
                 self._belongings.draw_on()
             yield self.epoch
+            has_ended = self._end_window_of_no_samples()
             self.epoch += 1
             self._training.set_epoch(self.epoch)
             self._has_stepped = True  # the draw that has found nothing left was within the epoch
+            if has_ended:
+                self._tell_change()
             self._between_steps()
         if self._transaction is not None:
             self._transaction.finish()
@@ -324,6 +327,11 @@ class TransparentState(LosslessState):
         elif not self._transaction.several:
             self._tell_change()
 
+    def _end_window_of_no_samples(self) -> bool:
+        """Has the next epoch begin between two steps, unless gradients of this one are still to be sent; returns whether it does."""
+        draws = bool(self._training.samplers) and not any(each.has_drawn for each in self._training.samplers)
+        return draws and self._transaction is not None and self._transaction.close(is_empty=True)
+
     def _between_steps(self) -> None:
         if self._transaction is not None and self._transaction.close():
             self._tell_change()
@@ -373,7 +381,7 @@ class _Training:
 
     def __init__(self, state: TransparentState, samplers: list[ElasticSampler], optimizers: list[Any]):
         self._state = state
-        self._samplers = samplers
+        self.samplers = samplers
         self._optimizers = optimizers
         self._has_state = False  # that all have
 
@@ -432,21 +440,21 @@ class _Training:
 
     def deal(self, size: int, place: int) -> None:
         """Deals the samples of the next window."""
-        for sampler in self._samplers:
+        for sampler in self.samplers:
             sampler.deal(size, place)
 
     def drawn(self) -> str:
         """What this rank has drawn for the open window."""
-        return ", ".join(sampler.drawn for sampler in self._samplers)
+        return ", ".join(sampler.drawn for sampler in self.samplers)
 
     def finish_window(self, contributors: set[int] | None) -> None:
         """Counts the samples of a window."""
-        for sampler in self._samplers:
+        for sampler in self.samplers:
             sampler.finish_window(contributors)
 
     def weight(self, contributors: set[int] | None) -> int | None:
         """The samples of this rank, where shares differ."""
-        return self._samplers[0].weight(contributors) if self._samplers else None
+        return self.samplers[0].weight(contributors) if self.samplers else None
 
     def _modes(self) -> list["Surviving"]:
         found = [mode_of(each) for each in self._optimizers]
@@ -464,11 +472,11 @@ class _Training:
     @property
     def is_in_epoch(self) -> bool:
         """Whether some of its samples are done."""
-        return any(sampler.processed_num for sampler in self._samplers)
+        return any(sampler.processed_num for sampler in self.samplers)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the samplers to an epoch, which begins if they are not in it."""
-        for sampler in self._samplers:
+        for sampler in self.samplers:
             if sampler.epoch != epoch:
                 sampler.set_epoch(epoch)
 
