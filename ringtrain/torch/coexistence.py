@@ -6,6 +6,7 @@ torch.distributed itself may be used beside ringtrain, for whatever else a scrip
 
 import gc
 import sys
+import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -23,6 +24,16 @@ _SHARDS = [
     ("torch.distributed.tensor", "DTensor"),
     ("torch.distributed.fsdp._flat_param", "FlatParameter"),
 ]
+
+
+_resting: "weakref.WeakSet[torch.nn.parallel.DistributedDataParallel]" = weakref.WeakSet()
+
+
+def let_rest(wrapper: torch.nn.parallel.DistributedDataParallel) -> None:
+    """From now on a ``DistributedDataParallel`` averages nothing by itself, and may have a distributed optimizer."""
+    wrapper.require_backward_grad_sync = False  # as within its no_sync()
+    wrapper.require_forward_param_sync = False
+    _resting.add(wrapper)
 
 
 def refuse_wrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -72,5 +83,5 @@ def _data_parallel_wrappers() -> Iterator[torch.nn.parallel.DistributedDataParal
     for value in gc.get_objects():
         if issubclass(type(value), torch.nn.parallel.DistributedDataParallel):
             group = getattr(value, "process_group", None)  # None while another thread makes it
-            if group is not None and group.size() > 1:
+            if group is not None and group.size() > 1 and value not in _resting:
                 yield value

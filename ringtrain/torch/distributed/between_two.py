@@ -22,14 +22,14 @@ class Tags:
     Args:
         context: of this rank, in the world of the group.
         name: torch's name of the group.
+        number: of the group among those of its world: groups of all ranks share one.
     """
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: Context, name: str, number: int) -> None:
         self._context = context
         self._prefix = f"torch.distributed.{name}"
         self._numbers = itertools.count()
-        # Groups of all ranks share a world, where all make them in one order; torch's tags have 32 bits.
-        self._first = context.count_call("torch.distributed.groups") << 32
+        self._first = number << 32  # torch's tags have 32 bits
 
     def submit(self, operation: str, values: Tensor, other: int, tag: int) -> Operation:
         """A send of, or a receive into, values in host memory."""

@@ -8,12 +8,16 @@ import atexit
 import weakref
 from typing import Any
 
+import torch.distributed as dist
+
 from ringtrain._binding import options
-from ringtrain._bootstrap import start
+from ringtrain._bootstrap import membership, start
 from ringtrain._rendezvous import launcher
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import Context
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._runtime.rank_lists import ranks_text
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
 _apart: "weakref.WeakSet[Context]" = weakref.WeakSet()  # worlds of groups of some ranks
@@ -40,7 +44,14 @@ def create(place: Any, options: Any = None) -> RingtrainProcessGroup:
     if not members:
         context, is_ours = _world(place)
         close = start.shutdown if is_ours else lambda: None
+        if membership.current() is not None:
+            return ElasticProcessGroup(context, name, place.timeout, close)
         return RingtrainProcessGroup(context, name, place.timeout, close, place.store)
+    if membership.current() is not None:
+        raise UnsupportedError(
+            "new_group: an elastic job has its default group alone, since ranks come and go, but a group of "
+            f"{ranks_text(members)} was to be made. Give hvd.elastic.State process_sets."
+        )
     world = contexts.current()
     if list(members) == list(range(world.size)):
         return RingtrainProcessGroup(world, name, place.timeout, store=place.store)
@@ -60,6 +71,12 @@ def _world(place: Any) -> tuple[Context, bool]:
                 rank=place.group_rank, size=place.group_size, rendezvous=place.store, start_timeout_seconds=seconds
             )
     world = contexts.current()
+    if membership.current() is not None and not _is_own_store(place.store):
+        raise InvalidArgumentError(
+            "init_process_group: in an elastic job ranks must not meet by torch's store, which ends with rank 0, but were to. "
+            "Call hvd.init(), and init_process_group('ringtrain', store=torch.distributed.HashStore(), rank=hvd.rank(), "
+            "world_size=hvd.size())."
+        )
     if (world.rank, world.size) != (place.group_rank, place.group_size):
         if is_ours:
             start.shutdown()
@@ -68,6 +85,13 @@ def _world(place: Any) -> tuple[Context, bool]:
             f"{place.group_rank} of {place.group_size}. Give rank=ringtrain.rank() and world_size=ringtrain.size()."
         )
     return world, is_ours
+
+
+def _is_own_store(store: Any) -> bool:
+    """Whether it is of this process alone."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, dist.HashStore)
 
 
 def _is_announced(place: Any) -> bool:

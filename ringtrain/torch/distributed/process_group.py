@@ -59,8 +59,9 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         super().__init__(context.rank, context.size)
         self._context = context
         self._rank, self._size = context.rank, context.size
-        self._way = Calls(context, name, timeout.total_seconds())
-        self._tags = Tags(context, name)
+        self._seconds = timeout.total_seconds()
+        self._way = Calls(context, name, self._seconds)
+        self._tags = Tags(context, name, context.count_call("torch.distributed.groups"))  # in one order on all ranks
         self._name, self._description = name, "undefined"
         self._close = close
         self._monitored = StoreBarriers(store, self._rank, self._size)
@@ -103,7 +104,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a wait may take from now on that names no deadline."""
-        self._way.seconds = timeout.total_seconds()
+        self._way.seconds = self._seconds = timeout.total_seconds()
 
     def shutdown(self) -> None:
         """Ends the group; what is pending fails if its world ends with it."""

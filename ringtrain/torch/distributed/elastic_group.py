@@ -1,0 +1,117 @@
+"""The default process group of an elastic job: one object, in whichever world its rank is.
+
+Ranks that join make their models while the others train. So until its training begins a rank answers by itself what
+DistributedDataParallel's constructor asks all ranks; ``Guard.epochs`` gives it the state of the others.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.context import Context
+from ringtrain.errors import UnsupportedError
+from ringtrain.torch.distributed.between_two import Tags
+from ringtrain.torch.distributed.calls import Calls
+from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
+
+_ALIKE = {"broadcast", "barrier"}  # leave everything as it is, where all ranks have the same
+
+
+class ElasticProcessGroup(RingtrainProcessGroup):
+    """The group of all ranks that there are at the moment; its arguments are those of ``RingtrainProcessGroup``."""
+
+    def __init__(self, context: Context, name: str, timeout: timedelta, close: Callable[[], object]) -> None:
+        super().__init__(context, name, timeout, close)
+        self._way: Any = _ByItself()
+        self._tags: Any = self._way
+
+    def begin(self) -> None:
+        """From here on operations are between ranks."""
+        self._way = _OfTheWorld(self._enter)
+        self._tags = _TagsOfTheWorld(self._way)
+
+    def getRank(self) -> int:
+        return contexts.current().rank
+
+    def getSize(self) -> int:
+        return contexts.current().size
+
+    rank, size = getRank, getSize
+
+    def _enter(self, context: Context) -> tuple[Calls, Tags]:
+        self._context, self._rank, self._size = context, context.rank, context.size
+        return Calls(context, self._name, self._seconds), Tags(context, self._name, 0)  # there is no other group
+
+
+class _OfTheWorld:
+    """The calls of the present world; each has its own, whose numbers all its ranks count from the same one."""
+
+    def __init__(self, enter: Callable[[Context], tuple[Calls, Tags]]) -> None:
+        self._enter = enter
+        self._context: Context | None = None
+        self._entered: tuple[Calls, Tags] | None = None
+
+    def present(self) -> tuple[Calls, Tags]:
+        context = contexts.current()
+        if self._entered is None or context is not self._context:
+            self.close()
+            self._context, self._entered = context, self._enter(context)
+        return self._entered
+
+    def close(self) -> None:
+        """No work of the last world completes any more."""
+        if self._entered is not None:
+            self._entered[0].close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.present()[0], name)
+
+
+class _TagsOfTheWorld:
+    """The same of sends and receives."""
+
+    def __init__(self, way: _OfTheWorld) -> None:
+        self._way = way
+
+    def submit(self, *given: Any) -> Any:
+        return self._way.present()[1].submit(*given)
+
+
+class _ByItself:
+    """Answers as if all ranks had what this one has."""
+
+    def gather_all(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, what: str) -> Any:
+        for places, given in zip(outputs, inputs, strict=True):
+            for place in places:
+                place.detach().view(-1, max(given.numel(), 1)).copy_(given.detach().reshape(1, -1))
+        return _done([place for places in outputs for place in places])
+
+    def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
+        if operation in _ALIKE:
+            return _done(results)
+        return self._refuse(operation)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self._refuse(name)
+
+    @staticmethod
+    def _refuse(what: str) -> Any:
+        raise UnsupportedError(
+            f"{what}: in an elastic job ranks must exchange tensors within Guard.epochs(), since a rank that joins is alone "
+            "before, but it was called outside. Give Guard what all ranks must have alike."
+        )
+
+
+def _done(results: Sequence[Tensor]) -> Any:
+    """A work that has ended."""
+    future: Any = torch.futures.Future()
+    future.set_result(list(results))
+    return c10d._create_work_from_future(future)

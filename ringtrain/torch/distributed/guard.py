@@ -1,0 +1,80 @@
+"""``Guard``: a training with DistributedDataParallel in which the death of a rank costs no step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.torch.coexistence import let_rest
+from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
+from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
+from ringtrain.torch.elastic.transparent import TransparentState
+from ringtrain.torch.optimizer import DistributedOptimizer
+
+
+class Guard(TransparentState):
+    """A training with DDP that goes on when ranks die, and admits others: no step is lost, and no sample counted twice.
+
+    Example:
+        >>> guard = Guard(model, optimizer, sampler)
+        >>> for epoch in guard.epochs(90):
+        ...     for x, y in loader:  # whose sampler is that one
+        ...         optimizer.zero_grad()
+        ...         loss_of(model(x), y).backward()
+        ...         optimizer.step()
+
+    It has the promises and the methods of ``hvd.elastic.State`` (``survive``, ``on_change``, ``save_every``, ``resume``), and
+    works likewise in a job that is not elastic. Gradients travel as ``hvd.DistributedOptimizer`` sends them, and DDP's
+    own reducer rests: its buckets, its communication hooks and its broadcasts of buffers are not used.
+
+    Args:
+        model: a ``DistributedDataParallel`` over the backend "ringtrain".
+        optimizer: of its parameters; changed in place.
+        sampler: an ``ElasticSampler``, in place of torch's ``DistributedSampler``.
+        schedule, objects: as of ``hvd.elastic.State``.
+
+    Raises:
+        InvalidArgumentError: another model, another backend, or a sampler that deals to a fixed number of ranks; and what
+            ``hvd.elastic.State`` and ``hvd.DistributedOptimizer`` raise.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        sampler: Any = None,
+        schedule: Any = None,
+        **objects: Any,
+    ):
+        _check(model, sampler)
+        let_rest(model)
+        distributed: Any = DistributedOptimizer(optimizer, model.module.named_parameters())
+        model.no_sync = distributed.no_sync
+        self._group = model.process_group
+        super().__init__(model.module, distributed, sampler, schedule, **objects)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """As ``hvd.elastic.State.epochs``; within it collectives of the default group are between ranks."""
+        if isinstance(self._group, ElasticProcessGroup):
+            self._group.begin()
+        yield from super().epochs(count)
+
+
+def _check(model: Any, sampler: Any) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidArgumentError(
+            f"Guard: expected a DistributedDataParallel but found a {type(model).__name__}. Give hvd.elastic.State a model "
+            "without that wrapper."
+        )
+    if not isinstance(model.process_group, RingtrainProcessGroup):
+        raise InvalidArgumentError(
+            "Guard: expected a model over the backend 'ringtrain' but found one over another. Call "
+            "init_process_group('ringtrain')."
+        )
+    if isinstance(sampler, torch.utils.data.distributed.DistributedSampler):
+        raise InvalidArgumentError(
+            "Guard: expected an ElasticSampler but found torch's DistributedSampler, which deals to a fixed number of ranks. "
+            "Give the loader and Guard hvd.elastic.ElasticSampler(dataset)."
+        )

@@ -1,0 +1,189 @@
+"""``Guard``: a script with DistributedDataParallel under ringtrainrun --elastic, whose ranks are killed and come again."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from environments import python_with, rank_environment, transport_of
+from torch.nn.parallel import DistributedDataParallel
+
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.torch.distributed import Guard
+
+ROOT = Path(__file__).parents[2]
+SAMPLES, RANKS = 120, 3
+# Each fifth step one of the ranks is killed within it, if two are there at least: before its gradients have left.
+PROGRAM = f"""
+import hashlib, json, os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+import ringtrain.torch as hvd
+from ringtrain.torch.distributed import Guard
+
+folder, deaths, epochs = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+class Data(Dataset):
+    def __len__(self):
+        return {SAMPLES}
+
+    def __getitem__(self, index):
+        drawn = torch.Generator().manual_seed(index)
+        return index, torch.randn(3, generator=drawn), torch.randn(1, generator=drawn)
+
+
+def strike():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mark = folder / f"death-{{guard.step}}"
+    due = guard.step % 5 == 4 and len(list(folder.glob("death-*"))) < deaths and not mark.exists()
+    if due and size > 1 and rank == guard.step // 5 % size:
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+hvd.init()
+dist.init_process_group("ringtrain", store=dist.HashStore(), rank=hvd.rank(), world_size=hvd.size())
+torch.manual_seed(os.getpid())  # ranks begin with different parameters
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+sampler = hvd.elastic.ElasticSampler(Data(), seed=3)
+loader = DataLoader(Data(), batch_size=2, sampler=sampler)
+guard = Guard(model, optimizer, sampler)
+for epoch in guard.epochs(epochs):
+    for indices, x, y in loader:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        strike()
+        loss.backward()
+        optimizer.step()
+        os.write(1, f"applied {{epoch}} {{json.dumps(indices.tolist())}}\\n".encode())
+        time.sleep(0.05)
+    losses = guard.survive(lambda loss=loss: hvd.allgather(loss.detach().reshape(1), name="losses"))
+    total = torch.ones(1)
+    guard.survive(lambda: dist.all_reduce(total.fill_(1.0)))
+    assert total.item() == dist.get_world_size() == len(losses)
+bits = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+os.write(1, f"end {{guard.step}} {{hashlib.sha256(bits).hexdigest()}}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, deaths: int, epochs: int, *flags: str) -> subprocess.CompletedProcess:
+    script = folder / "train.py"
+    script.write_text(PROGRAM)
+    line = [python_with("tcp"), "-m", "ringtrain.launch", *transport_of("tcp"), *flags, python_with("tcp"), script]
+    return subprocess.run(
+        [*map(str, line), str(folder), str(deaths), str(epochs)], capture_output=True, text=True, timeout=500,
+        env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    )  # fmt: skip
+
+
+def require_each_sample_once(done: subprocess.CompletedProcess, epochs: int) -> None:
+    """But for those that are repeated at an epoch's end, where the rest does not divide by the ranks."""
+    applied: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for epoch, indices in re.findall(r"^\[\d+\] applied (\d+) (\[.*\])$", done.stdout, re.MULTILINE):
+        applied[epoch].update(json.loads(indices))
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert applied.keys() == {str(epoch) for epoch in range(epochs)}, said
+    for counts in applied.values():
+        assert counts.keys() == set(range(SAMPLES)) and counts.total() - SAMPLES in range(RANKS), said
+
+
+@pytest.mark.tcp
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("deaths, epochs", [(2, 4), pytest.param(20, 100, marks=pytest.mark.long)])
+def test_ranks_that_are_killed_cost_no_step(deaths: int, epochs: int, tmp_path: Path) -> None:
+    done = run(tmp_path, deaths, epochs, "--elastic", "-np", f"1:{RANKS}", "--blacklist-cooldown-range", "1", "1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(list(tmp_path.glob("death-*"))) == deaths
+    require_each_sample_once(done, epochs)
+    ends = set(re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE))
+    assert len(ends) == 1, ends
+
+
+@pytest.mark.tcp
+@pytest.mark.timeout(300)
+def test_a_job_of_a_fixed_size_trains_as_ever(tmp_path: Path) -> None:
+    done = run(tmp_path, 0, 4, "-np", "2")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    require_each_sample_once(done, 4)
+    assert len(set(re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE))) == 1
+
+
+REFUSED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import ringtrain.torch as hvd
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.distributed import Guard
+
+def refused(kind, words, call):
+    try:
+        call()
+    except kind as problem:
+        assert words in str(problem), problem
+    else:
+        raise AssertionError(words)
+
+refused(InvalidArgumentError, "must not meet by torch's store", lambda: dist.init_process_group("ringtrain"))
+hvd.init()
+dist.init_process_group("ringtrain", store=dist.HashStore(), rank=hvd.rank(), world_size=hvd.size())
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+refused(InvalidArgumentError, "expected a DistributedDataParallel but found a Linear", lambda: Guard(model, optimizer))
+wrapped = DistributedDataParallel(model)
+sampler = torch.utils.data.distributed.DistributedSampler(data)
+refused(InvalidArgumentError, "found torch's DistributedSampler", lambda: Guard(wrapped, optimizer, sampler))
+refused(UnsupportedError, "within Guard.epochs()", lambda: dist.all_reduce(torch.ones(1)))
+refused(UnsupportedError, "has its default group alone", lambda: dist.new_group([0, 1]))
+refused(UnsupportedError, "within Guard.epochs()", lambda: dist.send(torch.ones(1), 1 - dist.get_rank()))
+guard = Guard(wrapped, optimizer)
+for epoch in guard.epochs(1):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == 2
+print("refused", flush=True)
+"""
+
+
+@pytest.mark.tcp
+@pytest.mark.timeout(300)
+def test_what_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(REFUSED)
+    line = [
+        python_with("tcp"),
+        "-m",
+        "ringtrain.launch",
+        *transport_of("tcp"),
+        "--elastic",
+        "-np",
+        "2",
+        python_with("tcp"),
+        script,
+    ]
+    done = subprocess.run(
+        list(map(str, line)), capture_output=True, text=True, timeout=200,
+        env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("refused") == 2, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_a_group_of_another_backend(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        with pytest.raises(InvalidArgumentError, match="over the backend 'ringtrain'"):
+            Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    finally:
+        dist.destroy_process_group()
