@@ -1,7 +1,7 @@
 // Stream: tensors of one rank for another, one behind the other, in an order that both know. Each of the two has its
 // end of it.
 //
-// Between hosts the bytes are messages of the wire. Within a host they pass through a few slots of shared memory: chunk
+// Between hosts the bytes are messages of the wire. Within a host they pass through some slots of shared memory: chunk
 // n of the stream uses slot n modulo their number, and two counters say how many chunks are written and read. The
 // sender copies in while the receiver copies out, so that with a core each it takes about as long as one copy.
 #ifndef RINGTRAIN_COLLECTIVES_STREAM_H_
@@ -39,8 +39,8 @@ class StreamEnd {
 
 // The memory of a stream within a host; all zeros at its start.
 struct StreamMemory {
-  static constexpr size_t kSlotBytes = 128 << 10;
-  static constexpr int kSlots = 4;
+  static constexpr size_t kSlotBytes = 64 << 10;
+  static constexpr int kSlots = 16;
 
   alignas(64) std::atomic<uint64_t> written;  // chunks; by the sender
   alignas(64) std::atomic<uint64_t> read;     // by the receiver

@@ -12,7 +12,7 @@ from ringtrain.errors import ClosedError, InvalidArgumentError, MismatchError, P
 from ringtrain.testing import World
 
 # Nothing, what travels in its offer, what does not, one chunk of a stream within a host, and many.
-SIZES = [0, 1, 8192, 8193, 128 << 10, (3 << 20) + 5]
+SIZES = [0, 1, 8192, 8193, 64 << 10, (3 << 20) + 5]
 LAYOUTS = ["3", "1+1+1", "2+1"]
 
 
