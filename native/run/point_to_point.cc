@@ -151,6 +151,9 @@ void PointToPoint::Finish(uint64_t number, const Status& status) {
     books_.counters->Add(Counter::kBytes, bytes);
     books_.traffic->Add({submission.request.operation, TrafficTable::SizeClass(bytes), 1, bytes, bytes,
                          begin > 0 ? now - begin : 0, (begin > 0 ? begin : now) - submission.submitted});
+    if (books_.timeline->enabled())
+      books_.timeline->Span(submission.request.Subject(), Text(submission.request.operation), submission.submitted, now,
+                            bytes, "wire");
   }
   books_.table->Finish(transfer.submission, status);
 }

@@ -39,9 +39,10 @@ constexpr Operation kOperations[] = {
 };
 constexpr size_t kOperationCount = std::extent_v<decltype(kOperations)>;
 
-// Process sets are made and removed by the program, not by a graph.
+// Process sets are made and removed by the program, and tensors sent between two ranks, not by a graph.
 bool InGraphs(Operation operation) {
-  return operation != Operation::kAddProcessSet && operation != Operation::kRemoveProcessSet;
+  return operation != Operation::kAddProcessSet && operation != Operation::kRemoveProcessSet &&
+         operation != Operation::kSend && operation != Operation::kReceive;
 }
 
 // How TensorFlow declares an attribute of a request, by the type of its field in rt_request. Its attributes have single

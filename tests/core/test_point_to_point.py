@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +178,24 @@ def test_who_waits_for_a_rank_that_leaves_is_told(size: int) -> None:
             world.contexts[0].close()
 
         world.run(run)
+
+
+def test_they_are_in_timelines_counters_and_statistics(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        rt.start_timeline(str(tmp_path / "trace.json"))
+        for size in (10, 100_000):
+            if rank == 0:
+                rt.send(pattern(size, 0), 1)
+            else:
+                rt.receive(np.zeros(size, np.uint8), 0)
+        rt.stop_timeline()
+        assert rt.counters()["operations"] >= 2 and rt.counters()["bytes"] >= 100_010
+
+    with World(2) as world:
+        world.run(run)
+    for file, operation in (("trace.json", "send"), ("trace.json.1", "receive")):
+        spans = [each for each in json.loads((tmp_path / file).read_text()) if each.get("name") == operation]
+        assert [each["args"]["bytes"] for each in spans] == [10, 100_000]
 
 
 def test_an_abort_ends_what_waits() -> None:
