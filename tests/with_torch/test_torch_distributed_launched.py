@@ -105,13 +105,6 @@ os.write(1, b"right\\n")
 """
 
 
-@each_launcher
-@pytest.mark.timeout(150)
-def test_a_mesh_of_two_by_two(launcher: str, tmp_path: Path) -> None:
-    done = run(launcher, MESH, tmp_path)
-    assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
-
-
 # DDP that is compiled whole or in part, and a graph that is broken around a collective, against the same without a compiler.
 COMPILED = """
 import os, torch, torch.distributed as dist
@@ -205,9 +198,10 @@ os.write(1, b"right\\n")
 
 
 @each_launcher
+@pytest.mark.parametrize("program", [MESH, PIPELINES], ids=["a mesh of two by two", "pipelines"])
 @pytest.mark.timeout(150)
-def test_pipelines_train_as_one_process(launcher: str, tmp_path: Path) -> None:
-    done = run(launcher, PIPELINES, tmp_path)
+def test_programs_of_four_ranks(launcher: str, program: str, tmp_path: Path) -> None:
+    done = run(launcher, program, tmp_path)
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
 
 
