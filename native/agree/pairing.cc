@@ -52,14 +52,11 @@ void Pairing::Send(Nanoseconds now, PairRequest request, const char* bytes, Pair
   if (offer.flag) {
     untaken += size;
     offer.text.assign(bytes, size);
-  }
-  const int to = request.other;
-  if (offer.flag) {
-    effects->push_back(pair_effect::Tell{to, std::move(offer)});
+    effects->push_back(pair_effect::Tell{request.other, std::move(offer)});
     effects->push_back(pair_effect::Sent{request.number});
     return;
   }
-  effects->push_back(pair_effect::Tell{to, std::move(offer)});
+  effects->push_back(pair_effect::Tell{request.other, std::move(offer)});
   const uint64_t number = request.number;
   offered_[number] = {std::move(request), now, ++order_};
   LookAgain(now + kKeepAfter);
@@ -74,7 +71,6 @@ void Pairing::Receive(Nanoseconds now, PairRequest request, PairEffects* effects
   }
   const Place place{receive.request.process_set, receive.request.tag, receive.request.other};
   posted_[place].push_back(std::move(receive));
-  ++posted_count_;
   LookAgain(now + kAskAfter);
 }
 
@@ -102,7 +98,6 @@ bool Pairing::TakeReceiveFor(const Offer& offer, Waiting* receive) {
   const bool takes_any =
       named == posted_.end() || (any != posted_.end() && any->second.front().order < named->second.front().order);
   *receive = TakeFirst(&posted_, takes_any ? any : named);
-  --posted_count_;
   return true;
 }
 
@@ -221,7 +216,6 @@ void Pairing::FailWhatCannotCome(int gone, PairEffects* effects) {
     }
     for (const Waiting& receive : receives)
       effects->push_back(pair_effect::Fail{receive.request.number, NobodySends(receive.request)});
-    posted_count_ -= receives.size();
     posted = posted_.erase(posted);
   }
 }

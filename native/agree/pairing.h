@@ -88,7 +88,7 @@ class Pairing {
   // This rank will neither send nor receive any more.
   void Leave(PairEffects* effects);
   // Whether a send or a receive waits for the other rank.
-  bool waits() const { return !offered_.empty() || posted_count_ > 0; }
+  bool waits() const { return !offered_.empty() || !posted_.empty(); }
 
  private:
   using Place = std::tuple<int, int64_t, int>;  // process set, tag, sender or kAnyRank
@@ -120,7 +120,6 @@ class Pairing {
   std::map<int, size_t> taken_;                  // by sender: bytes that it has not been told of
   std::set<int> askers_, gone_;
   uint64_t order_ = 0;
-  size_t posted_count_ = 0;
   Nanoseconds next_timer_ = kNever;
   bool leaves_ = false;
 };
