@@ -28,7 +28,8 @@ from ringtrain.errors import MismatchError
 
 Result = TypeVar("Result")
 SAID = 16  # bytes: a digest of the settings, and the learning rate as float64
-ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for
+ROW = 2 * SAID + 1  # bytes: what is said, its complement, and whether a look is asked for (1), or a rank stops (2)
+_STOPS = 2  # so that ranks that step look, in which they hear of it
 _REST = 0.25  # seconds, about, after which a program calls the host again
 _LOOK = 5e-3  # seconds of a look beside the reading: a call of the host, and an operation more
 _COPIED = 4e9  # bytes a second, into the memory that the host gets
@@ -78,6 +79,7 @@ class Watch:
     Attributes:
         name: of its operations.
         schedule: in which steps of this world a look is asked for.
+        stops: some rank has told that it stops, and all have heard of it.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Watch:
         self._session, self._called, self._forms, self._clock = session, called, forms, clock
         self._differences = Differences(session, self.name, name)
         self.schedule = LookSchedule(first_look=first_look)
+        self.stops = False
         self._settings: Settings = {}
         self._rate: Any = None
         self._wake: Callable[[], None] = lambda: None
@@ -114,6 +117,24 @@ class Watch:
         """A world has begun for graphs, which make their rows by themselves and ask nobody for the world."""
         self._begin()
         self._has_entered = True
+
+    def stop(self) -> bool:
+        """Tells the others, between two steps, that this rank is to stop. Ranks that stop too say so likewise, others in their next row.
+
+        Returns:
+            whether no rank takes another step. If one does, this rank must take that one, too; behind it all know (``stops``).
+        """
+        schedule = self.schedule
+        if (
+            schedule.muted or schedule.steps == 0
+        ):  # in the next step no row counts, so that nobody could be told from who stops
+            return True
+        row = np.frombuffer(self._maximum("settings", _only(_STOPS)).agreed(), np.uint8)
+        if not row[:-1].any():
+            return True
+        self.schedule.asked = self.stops = True
+        self._wake()
+        return False
 
     # ---- in each step ----
 
@@ -172,6 +193,8 @@ class Watch:
         if settings is not None:
             self._session.follow()
             self._settings, self._rate = settings, rate
+        if most[-1] == _STOPS:
+            most = self._hear_of_stop()
         if not are_equal(most[:-1]):
             own = with_rate(self._settings, self._rate)
             with _noted():
@@ -200,6 +223,11 @@ class Watch:
             self._replica.compares = waited(self._differences.judge_parameters(self._replica))
         self._parameters = ()
         self._plan_look()
+
+    def _hear_of_stop(self) -> np.ndarray:
+        """The rows of those that have said, in the place of a row, that they stop, and now take this step with the others."""
+        self.stops = True
+        return np.frombuffer(self._maximum("settings", _only(1)).agreed(), np.uint8)
 
     # ---- for steps that run on the host ----
 
@@ -310,6 +338,11 @@ def _noted() -> Iterator[None]:
     except MismatchError as problem:
         exits.note_on_host(problem)
         raise
+
+
+def _only(last: int) -> np.ndarray:
+    """A row that says nothing of settings."""
+    return np.array([*bytes(ROW - 1), last], np.uint8)
 
 
 def _listed(parameters: Named) -> list[Parameter]:

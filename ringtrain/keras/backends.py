@@ -6,7 +6,7 @@ The modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``,
 ``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the
 adapter below, and ``Compression``. ``columns`` are those of ``_training.needs`` that hold for the framework;
 ``compiles_operations`` says whether XLA can have operations between ranks, and ``carries_variables`` whether a step changes those
-of the optimizer alone.
+of the optimizer alone; ``rows_come_late`` whether gradients travel even while another rank's row is missing.
 """
 
 import importlib

@@ -198,7 +198,7 @@ class RestoringHooks:
 
 
 class EpochEndHooks:
-    """At the end of an epoch, behind all other callbacks: ranks stop together, and have one model.
+    """Behind all other callbacks: ranks stop together, and at the end of an epoch have one model.
 
     Args:
         process_set: the ranks that train together.
@@ -214,6 +214,18 @@ class EpochEndHooks:
     def __init__(self, process_set: ProcessSet):
         super().__init__()
         self._process_set = process_set
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Nobody stops yet."""
+        if (reduction := reduction_within(self.model.optimizer)) is not None:
+            reduction.watching.begin_fit()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """If one rank stops within an epoch all do, behind the batch after."""
+        reduction, batches = reduction_within(self.model.optimizer), (self.params or {}).get("steps")
+        if reduction is not None and batches is not None:
+            stops, is_last = bool(self.model.stop_training), batch + 1 >= batches
+            self.model.stop_training = reduction.watching.stops_with_all(stops, is_last)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares; variables at the end of the last epoch, and of others where it takes little of the time."""

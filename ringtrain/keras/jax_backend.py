@@ -35,6 +35,7 @@ from ringtrain.keras.stepping import CALLED
 
 columns = ["KERAS_BACKEND=jax"]
 compiles_operations = carries_variables = True
+rows_come_late = False
 
 
 class Compression(operations.Compression):

@@ -25,6 +25,7 @@ from ringtrain.torch.replica import on_host as on_host_exactly
 
 columns: list[str] = []
 compiles_operations = carries_variables = False
+rows_come_late = True
 cond, Compression = keras.ops.cond, hvd.Compression
 
 

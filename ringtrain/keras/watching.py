@@ -63,6 +63,27 @@ class StepWatch:
             compared.watch.ask(always)
             compared.around(lambda: None, compared.rate)
 
+    def stops_with_all(self, stops: bool, is_last: bool) -> bool:
+        """What ``stop_training`` is to be behind a batch.
+
+        A rank that stops alone takes one step more, in which the others hear of it, and then all stop. Where all stop they do so
+        at once, as one process. Collective for ranks that stop; nothing is told where steps compare nothing, and in programs of
+        JAX, which may wait for a row before they send a gradient.
+
+        Args:
+            stops: what it is.
+            is_last: whether the batch is the last one of its epoch, behind which ranks compare it anyhow.
+        """
+        watch = self.watch
+        if watch is None or not backend.rows_come_late or self._settings.backward_passes_per_step > 1:
+            return stops
+        return watch.stops or (stops and (is_last or watch.stop()))
+
+    def begin_fit(self) -> None:
+        """Forgets who has stopped before."""
+        if self.watch is not None:
+            self.watch.stops = False
+
     def require_no_norm_of_all(self) -> None:
         """Refuses to clip by a norm that each rank has another one of, since gradients of its own are within."""
         norm = None if self.stepping is None else self.stepping.settings().get("global_clipnorm")

@@ -26,6 +26,7 @@ from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 
 columns: list[str] = []
 compiles_operations = carries_variables = False
+rows_come_late = True
 cond, Compression = keras.ops.cond, hvd.Compression
 
 

@@ -94,6 +94,45 @@ def distributed_runs(
         return world.run(run)
 
 
+class StopsBehind(keras.callbacks.Callback):
+    """Stops within an epoch, as TerminateOnNaN does, or a limit of time."""
+
+    def __init__(self, batch: int | None):
+        super().__init__()
+        self._batch = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counted from 0; None never stops."""
+        if batch == self._batch:
+            self.model.stop_training = True
+
+
+def check_stops_within_an_epoch(**compiling: Any) -> None:
+    """A rank that stops alone takes a step more, with all; ranks that stop together stop as one process. No fit waits, nor the next."""
+    for behind, taken in [
+        ((1, None), 3),
+        ((None, 1), 3),
+        ((1, 2), 3),
+        ((1, 1), 2),
+        ((4, None), 6),
+        ((None, None), 2 * STEPS),
+    ]:
+
+        def run(rank: int, behind: Any = behind) -> tuple[Trained, int]:
+            model = dense_model(seed=rank)
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse", **compiling)
+            first = fit(model, rank, 2, 1, [*start_callbacks(), StopsBehind(behind[rank])], epochs=2)
+            steps = int(model.optimizer.iterations.numpy())
+            fit(model, rank, 2)
+            assert int(model.optimizer.iterations.numpy()) == steps + STEPS
+            return first, steps
+
+        with World(2, stall_abort_seconds=20) as world:
+            runs, steps = zip(*world.run(run), strict=True)
+        assert set(steps) == {taken}, (behind, steps)
+        assert_same_bits(list(runs))
+
+
 def oracle_run(make_optimizer: Callable[[], Any], gradient_factor: float = 1.0) -> Trained:
     """Trains plain Keras on the global batches; the gradients can be multiplied, for sums.
 

@@ -345,6 +345,24 @@ def writes_and_goes_on(rank, folder):
     return model.get_weights()
 
 
+class StopsBehind(tf_keras.callbacks.Callback):
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.stop_training = True
+
+
+def stops_within_an_epoch(rank, behind, make):
+    model = model_of(rank)
+    model.compile(hvd.DistributedOptimizer(make()), "mse", run_eagerly=True)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), StopsBehind(behind[rank])]
+    model.fit(X[rows_of(rank)], Y[rows_of(rank)], 6, epochs=2, verbose=0, callbacks=callbacks)
+    return model.get_weights(), int(model.optimizer.iterations)
+
+
 def same(ranks):
     for others in ranks[1:]:
         for mine, theirs in zip(ranks[0], others, strict=True):
@@ -427,6 +445,15 @@ def check_files(world):
         subprocess.run(load, check=True, timeout=240)
 
 
+def check_stops(world):
+    """As keras_runs.check_stops_within_an_epoch."""
+    for make in (lambda: current.SGD(0.05), lambda: older.SGD(0.05)):
+        for behind, taken in [((0, None), 2), ((None, 1), 3), ((1, 1), 2)]:
+            weights, steps = zip(*world.run(stops_within_an_epoch, behind, make), strict=True)
+            same(weights)
+            assert set(steps) == {taken}, (behind, steps)
+
+
 def check_what_is_no_optimizer(world):
     try:
         hvd.DistributedOptimizer("sgd")
@@ -451,7 +478,7 @@ PARTS = {
         check_schedules,
     ],
     "older steps": [lambda world: check_steps(world, older.SGD)],
-    "files": [check_files, check_what_is_no_optimizer, lambda _: keras_drift.check(tf_keras, hvd)],
+    "files": [check_files, check_stops, check_what_is_no_optimizer, lambda _: keras_drift.check(tf_keras, hvd)],
 }
 if __name__ == "__main__":
     with World(2) as world:

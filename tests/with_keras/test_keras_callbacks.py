@@ -120,6 +120,13 @@ def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
     )
 
 
+@pytest.mark.parametrize(
+    "compiling", [{"run_eagerly": True}, {"jit_compile": False, "steps_per_execution": 1}], ids=str
+)
+def test_all_ranks_stop_where_one_stops_within_an_epoch(compiling):
+    runs.check_stops_within_an_epoch(**compiling)
+
+
 # ---- BroadcastGlobalVariablesCallback ----
 
 

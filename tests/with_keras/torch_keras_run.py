@@ -114,6 +114,7 @@ with World(2) as world:
 runs.assert_same_bits([one, other])
 for mine, theirs in zip(one.weights, local_steps_by_hand(), strict=True):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+runs.check_stops_within_an_epoch()
 
 
 def late(rank, flushes):
