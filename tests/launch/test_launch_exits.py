@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from environments import (
     rank_environment,
     ringtrainrun,
 )
+from eventually import eventually
 
 from ringtrain.launch.agent import connections, processes
 
@@ -350,6 +352,30 @@ def test_what_a_rank_shared_before_it_was_killed_within_mpi_init_is_removed() ->
     finally:
         for left in filter(os.path.exists, (mine, others)):
             os.unlink(left)
+
+
+def test_what_removes_the_shared_memory_is_spared_though_it_waits_in_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where its command line cannot be read at the first look, as while a page of it is read from a disk."""
+    line = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    kept, killed = (subprocess.Popen([*line, word]) for word in ("multiprocessing.resource_tracker", "rank"))
+    looks = []
+
+    def is_waiting(process: int) -> bool:
+        looks.append(process)
+        return looks.count(process) == 1
+
+    monkeypatch.setattr(processes, "is_waiting", is_waiting)
+    try:
+        both = [f"/proc/{each.pid}/cmdline" for each in (kept, killed)]
+        eventually(lambda: all(b"sleep" in processes.read_file(each) for each in both), "both have started")
+        processes.kill_once([kept.pid, killed.pid], spare=processes.TIDIERS)
+        assert killed.wait(PATIENCE) == -signal.SIGKILL and kept.poll() is None
+    finally:
+        for each in (kept, killed):
+            each.kill()
+            each.wait()
 
 
 def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
 SECONDS_TO_TIDY = 2.0  # from the death of processes until those that remove what they have shared are killed too
+SECONDS_OF_A_MOMENT = 0.02  # in the kernel, of a process that has a page read, say
 SECONDS_TO_DIE = 1.0  # of a killed process; after them it waits in the kernel for something that does not come
 # Once all who share are gone, these remove the shared memory and the semaphores that these have left in /dev/shm.
 TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -61,12 +62,24 @@ def kill_all(
 
 def kill_once(processes: Iterable[int], spare: Sequence[bytes]) -> None:
     """Kills processes, but those whose command line has one of these words."""
-    for process in processes:
-        try:
-            if not any(word in command_line_of(process) for word in spare):
-                os.kill(process, signal.SIGKILL)
-        except OSError:  # it has ended, or has changed its user
-            pass
+    unknown = [process for process in processes if not _kill(process, spare)]
+    if unknown:  # since they wait in the kernel, which each process does for moments, those to be spared too
+        time.sleep(SECONDS_OF_A_MOMENT)
+        for process in unknown:
+            _kill(process, spare, though_unknown=True)
+
+
+def _kill(process: int, spare: Sequence[bytes], though_unknown: bool = False) -> bool:
+    """Kills a process unless it is spared; returns False, and leaves it, if its command line cannot be read now."""
+    try:
+        line = command_line_of(process) if spare else b""
+        if spare and not line and not though_unknown:
+            return False
+        if not any(word in line for word in spare):
+            os.kill(process, signal.SIGKILL)
+    except OSError:  # it has ended, or has changed its user
+        pass
+    return True
 
 
 def kill_group(group: int) -> None:
