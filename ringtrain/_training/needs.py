@@ -91,6 +91,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     },
     "within_host": {
         "process set": "a host is one worker of the world",
+        "elastic": "which ranks are one worker would change with the world",
     },
     "OneStepLate": {
         "adasum": "it combines the changes of this step",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from ringtrain._bootstrap import membership
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arguments import check_passes, check_scaling, given_groups
@@ -171,6 +172,7 @@ def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> A
         "powersgd": powersgd,
         "process set": settings.process_set is not global_process_set,
         "local layers": bool(settings.local_layers),
+        "elastic": membership.current() is not None,
     }
     check_needs([*settings.mode.columns, *(["Compression.powersgd"] if powersgd else []), *backend.columns], given)
     reduction = KerasReducer(settings, name)

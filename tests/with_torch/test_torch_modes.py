@@ -96,6 +96,7 @@ PAIRS = {
     ("LocalSteps", "lightning"): is_given_to_lightning,
     ("LocalSteps", "accelerate"): is_given_to_accelerate,
     ("within_host", "process set"): is_of_a_set,
+    ("within_host", "elastic"): is_kept_in_a_torch_state,
     ("OneStepLate", "adasum"): gives(op=hvd.Adasum),
     ("OneStepLate", "groups"): gives(groups=2),
     ("OneStepLate", "own compression"): gives(compression=Own),
