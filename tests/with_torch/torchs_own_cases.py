@@ -1,6 +1,6 @@
-"""Runs the cases that torch has for its own backends on the backend "ringtrain", on four processes and on the CPU.
+"""Runs the cases that torch has for its own backends on the backend "ringtrain", on processes of the CPU.
 
-    python torchs_own_cases.py [WORD ...]     all, or those with one of the words in their names
+    python torchs_own_cases.py [--ranks N] [--backend NAME] [WORD ...]     all, or those with one of the words in their names
 
 Each case of ``torch.testing._internal.distributed.distributed_test`` is run, or named in ``LEFT_OUT`` with the reason.
 Which backends a case was written for, and that it wants GPUs, does not count: what it puts on a GPU stays on the CPU
@@ -9,6 +9,7 @@ Which backends a case was written for, and that it wants GPUs, does not count: w
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import json
@@ -18,9 +19,14 @@ import sys
 import unittest
 from unittest import mock
 
-RANKS = 4
 SECONDS = 60  # of a case
-os.environ |= {"BACKEND": "ringtrain", "WORLD_SIZE": str(RANKS), "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS)}
+_parser = argparse.ArgumentParser()
+_parser.add_argument("--ranks", type=int, default=4)
+_parser.add_argument("--backend", choices=("ringtrain", "gloo"), default="ringtrain", help="gloo, to compare with")
+_parser.add_argument("words", nargs="*")
+ARGUMENTS = _parser.parse_args()
+os.environ |= {"BACKEND": ARGUMENTS.backend, "WORLD_SIZE": str(ARGUMENTS.ranks)}  # torch's cases read them at import
+os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(SECONDS)
 os.environ |= {"TEMP_DIR": "", "OMP_NUM_THREADS": "1"}
 
 import torch
@@ -185,4 +191,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(ARGUMENTS.words))
