@@ -113,7 +113,7 @@ Status CheckComputable(const Request& request, const TensorSpec& tensor) {
       return Refuse(request, "of complex numbers the reduction must be sum or average, but is " +
                                  std::string(reduction.text) + ". Gather them, and combine them there.");
     case Arithmetic::kBool:
-      if (reduction.finish == Finish::kDivide)
+      if (reduction.divides())
         return Refuse(request, "the average of bool is not defined. Use sum (OR), product (AND), or cast first.");
       if (scales) return Refuse(request, "bool cannot be scaled. Cast first.");
       return {};
@@ -135,8 +135,14 @@ Status CheckReduction(const Request& request) {
 }
 
 Status CheckWeight(const Request& request) {
-  if (request.weight == Request::kNoCount) return {};
-  if (!Find(request.operation)->reduces || Find(request.reduction)->finish != Finish::kDivide)
+  const bool reduces = Find(request.operation)->reduces;
+  if (request.weight == Request::kNoCount) {
+    if (!reduces || Find(request.reduction)->finish != Finish::kDivideByWeights) return {};
+    return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
+                               " needs a weight, of how many items this rank's tensor is the sum. Pass weight; an "
+                               "optimizer gets it by count() before each backward pass.");
+  }
+  if (!reduces || !Find(request.reduction)->divides())
     return Refuse(request, "only an average may be weighted. Leave the weight out, or use Average.");
   if (request.weight < 0 || request.weight > kHighestWeight)
     return Refuse(request, "the weight must be in [0, " + std::to_string(kHighestWeight) + "], but is " +

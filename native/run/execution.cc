@@ -28,8 +28,12 @@ std::string TrackName(const std::string& operation, const std::string& name) {
 bool Exchanges(const Request& request) { return Find(request.operation)->layout == Layout::kExchange; }
 
 // By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than
-// without.
+// without. Sums of items are added as they are.
 void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
+  if (Find(batch->reduction)->finish == Finish::kDivideByWeights) {
+    batch->scaling.divisor = static_cast<double>(std::accumulate(weights.begin(), weights.end(), int64_t{0}));
+    return;
+  }
   int exponent;
   std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
   for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));

@@ -86,7 +86,7 @@ struct OperationRow {
 // What a reduction does with each contribution, with two values, and with the last of them (kernels/reduce.cc).
 enum class Map : int32_t { kItself, kSquare };
 enum class Fold : int32_t { kAdd, kMultiply, kLeast, kGreatest, kProject, kAnd, kOr, kXor };  // kProject: Adasum's
-enum class Finish : int32_t { kLeave, kDivide, kRoot };
+enum class Finish : int32_t { kLeave, kDivide, kRoot, kDivideByWeights };                     // kDivide: by the ranks
 struct ReductionRow {
   const char* text;
   Map map;
@@ -94,6 +94,8 @@ struct ReductionRow {
   Finish finish;
   // Whether the result is a multiple of the sum, so that what a codec loses may be added later.
   bool adds() const { return map == Map::kItself && fold == Fold::kAdd; }
+  // Whether a division follows: of integers and of bool it would lose something.
+  bool divides() const { return finish == Finish::kDivide || finish == Finish::kDivideByWeights; }
   // Whether it is one of the bits of integers, and of truth values.
   bool takes_bits() const { return fold == Fold::kAnd || fold == Fold::kOr || fold == Fold::kXor; }
 };

@@ -40,6 +40,7 @@ __all__ = [
     "L2Norm",
     "Max",
     "Min",
+    "PerItem",
     "Product",
     "Sum",
     "allgather",
@@ -80,6 +81,7 @@ L2Norm = tables.REDUCTIONS["l2norm"]
 BitAnd = tables.REDUCTIONS["bitand"]
 BitOr = tables.REDUCTIONS["bitor"]
 BitXor = tables.REDUCTIONS["bitxor"]
+PerItem = tables.REDUCTIONS["peritem"]
 
 
 class _WithFeedback(str):
@@ -196,8 +198,8 @@ def allreduce(
     Args:
         tensor: any shape, the same on all ranks; not changed.
         name: identity among the ranks; unnamed operations are matched in the order of submission.
-        op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``L2Norm``. Integers average toward zero; bool
-            has no average. ``L2Norm`` is the root of the sum of squares, of float32 and float64: of the norm of each
+        op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product``, ``L2Norm`` or ``PerItem``. Integers average toward
+            zero; bool has no average. ``L2Norm`` is the root of the sum of squares, of float32 and float64: of the norm of each
             rank's part it makes that of the whole.
         prescale_factor: factor on each contribution.
         postscale_factor: factor on the result.
@@ -209,7 +211,8 @@ def allreduce(
             the next one of its name, so that it comes late and is not lost; ``int8.without_feedback`` keeps nothing,
             as do operations without a name.
         weight: with ``Average``, what this rank's tensor counts, such as its number of samples: the result is
-            ``sum(weight * tensor) / sum(weight)``. A rank whose weight is 0 contributes nothing. All ranks or none.
+            ``sum(weight * tensor) / sum(weight)``. A rank whose weight is 0 contributes nothing. All ranks or none. With
+            ``PerItem``, of how many items this rank's tensor is the sum: the result is ``sum(tensor) / sum(weight)``.
     """
     return _reduce_now(tensor, name, process_set, (op, prescale_factor, postscale_factor, compression, weight))
 

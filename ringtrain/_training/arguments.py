@@ -6,12 +6,13 @@ Optimizers, tapes and reductions call these with what the user gave, before anyt
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ringtrain._runtime.arguments import check_reduction, is_reduction
-from ringtrain._runtime.operations import Adasum, Average, Compression, Sum
+from ringtrain._runtime.arguments import check_reduction, integer, is_reduction
+from ringtrain._runtime.operations import Average, Compression, Sum
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import checked_mode
 from ringtrain._training.needs import check_needs
@@ -45,16 +46,16 @@ def chosen_op(average: bool | None, op: int | None, mean: int = Average, total: 
     return mean if average else total
 
 
-def check_scaling(owner: str, op: int, predivide: float, adasum: bool = False) -> None:
+def check_scaling(owner: str, op: int, predivide: float, others: Mapping[str, int] = MappingProxyType({})) -> None:
     """Raises InvalidArgumentError unless gradients can be reduced by this ``op`` and ``gradient_predivide_factor``.
 
     Args:
         owner: who speaks in the error.
-        op: must be ``Average`` or ``Sum``, or ``Adasum`` where that is allowed.
+        op: must be ``Average`` or ``Sum``, or one of the others.
         predivide: above 0; 1 for all but ``Average``.
-        adasum: whether ``Adasum`` is allowed.
+        others: further ones, by name.
     """
-    allowed = {Average: "Average", Sum: "Sum", **({Adasum: "Adasum"} if adasum else {})}
+    allowed = {Average: "Average", Sum: "Sum", **{each: name for name, each in others.items()}}
     if not is_reduction(op) or op not in allowed:
         *first, last = (f"{name} ({number})" for number, name in allowed.items())
         raise InvalidArgumentError(f"{owner}: op must be {', '.join(first)} or {last}, but is {op!r}.")
@@ -62,6 +63,14 @@ def check_scaling(owner: str, op: int, predivide: float, adasum: bool = False) -
         raise InvalidArgumentError(f"{owner}: gradient_predivide_factor needs op=Average, but op is {allowed[op]}.")
     if not predivide > 0:
         raise InvalidArgumentError(f"{owner}: gradient_predivide_factor must be above 0, but is {predivide!r}.")
+
+
+def checked_items(items: Any) -> int:
+    """A number of items; raises InvalidArgumentError for what is none."""
+    number = integer("items of count", items)
+    if number < 0:
+        raise InvalidArgumentError(f"items of count: expected a whole number from 0 but found {number}.")
+    return number
 
 
 def check_compressor(compression: Any) -> None:

@@ -25,6 +25,7 @@ class Trait:
 TRAITS = {
     "sum": Trait("op=Sum"),
     "adasum": Trait("op=Adasum"),
+    "per item": Trait("op=PerItem"),
     "averaged passes": Trait("average_aggregated_gradients"),
     "groups": Trait("groups"),
     "groups on the host": Trait("groups, in Keras and TensorFlow"),
@@ -72,6 +73,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     },
     "LocalSteps": {
         "sum": f"{_CHANGES}, and the sum of them is no step",
+        "per item": f"{_CHANGES}; count_samples() says what they weigh",
         "adasum": f"{_CHANGES}, once in a while",
         "averaged passes": f"{_CHANGES}; divide the loss instead",
         "own compression": f"{_CHANGES}, as the core compresses them",
@@ -94,6 +96,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "elastic": "which ranks are one worker would change with the world",
     },
     "OneStepLate": {
+        "per item": "the items of a step would be those of the step before",
         "adasum": "it combines the changes of this step",
         "groups": "each gradient travels alone",
         "own compression": "gradients are compressed by the core",
@@ -139,6 +142,11 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     "op=Adasum": {
         "averaged passes": "no gradients are sent; leave it out",
         "powersgd": "it sends changes, which are of no low rank",
+        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+    },
+    "op=PerItem": {
+        "averaged passes": "items are counted over all passes; leave it out",
+        "powersgd": "what it keeps of a step would count as much as the items of the next",
         "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
     },
     "Compression.powersgd": {

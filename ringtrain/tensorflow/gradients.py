@@ -64,7 +64,7 @@ class GradientReduction:
     mode: Mode = SYNCHRONOUS
 
     def __post_init__(self) -> None:
-        check_scaling(self.owner, self.op, self.predivide, self.takes_adasum)
+        check_scaling(self.owner, self.op, self.predivide, {"Adasum": Adasum} if self.takes_adasum else {})
         powersgd = self.compression if isinstance(self.compression, PowerSGD) else None
         if powersgd is None:
             check_compressor(self.compression)

@@ -26,7 +26,7 @@ class Bursts:
     def __init__(self, settings: ReductionSettings, passes: Passes):
         self.overlap = True
         self.keeps_inputs = False
-        self.weight: Callable[[], int | None] = lambda: None
+        self.weight: Callable[[], int | None] = lambda: passes.items
         self._settings = settings
         self._passes = passes
         self._gathered: list[tuple[Group, list[Member]]] = []

@@ -20,6 +20,7 @@ import torch
 from ringtrain._binding import log
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
+from ringtrain._runtime.operations import PerItem
 from ringtrain._training import residuals
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.guard import StepGuard
@@ -143,7 +144,9 @@ class Exchange:
         """
         self.rounds.guard = guard
         self._one_by_one = one_by_one
-        self._bursts.keeps_inputs, self._bursts.weight = True, guard.weight
+        self._bursts.keeps_inputs = True
+        if self.settings.op != PerItem:
+            self._bursts.weight = guard.weight
         self._bucketing.keep_apart(growth_of_groups(self.settings, makes_buckets=False))
 
     def is_kept_for(self, guard: StepGuard) -> bool:
@@ -274,6 +277,11 @@ class Exchange:
         )
 
     # ---- steps ----
+
+    def count(self, items: int) -> None:
+        """Adds to the items of this step, or of the next one if all gradients are reduced."""
+        before = 0 if self.step.closed else self.passes.items
+        self.passes.items = items + (before or 0)
 
     def end_step(self) -> None:
         """The optimizer steps with what was reduced."""

@@ -13,7 +13,7 @@ import torch
 
 from ringtrain._binding import tables
 from ringtrain._binding.buffers import Buffer
-from ringtrain._runtime.operations import Average, Sum
+from ringtrain._runtime.operations import Average
 from ringtrain._runtime.pending import Operation
 from ringtrain._training.drift import Replica
 from ringtrain._training.powersgd import Approximation, Memory, PowerSGD
@@ -33,7 +33,7 @@ class ReductionSettings:
     Attributes:
         session: the rank, and the process set.
         mode: the name of the way of training.
-        averages: the sum is divided by the number of ranks.
+        op: ``Average``, ``Sum`` or ``PerItem``.
         prescale: factor on each contribution.
         postscale: factor on the result.
         compression: what the core does to narrow the wire; a row of ``tables.COMPRESSIONS``.
@@ -45,7 +45,7 @@ class ReductionSettings:
 
     session: Session
     mode: str
-    averages: bool
+    op: int
     prescale: float = 1.0
     postscale: float = 1.0
     compression: str = "none"
@@ -80,12 +80,12 @@ class ReductionSettings:
     @functools.cached_property
     def name(self) -> str:
         """The row of ``tables.REDUCTIONS``."""
-        return "average" if self.averages else "sum"
+        return tables.REDUCTION_BY_ID[self.op]
 
     @property
-    def op(self) -> int:
-        """The same as the operations' argument."""
-        return Average if self.averages else Sum
+    def averages(self) -> bool:
+        """Whether the sum is divided by the number of ranks, so that what is equal on all of them stays what it is."""
+        return self.op == Average
 
 
 @dataclass(eq=False, slots=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 
 from ringtrain._bootstrap import membership
-from ringtrain._runtime.operations import Adasum, Average, Sum
+from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_compressor, check_passes, check_scaling
+from ringtrain._training.arguments import check_compressor, check_passes, check_scaling, checked_items
 from ringtrain._training.mode import LocalSteps, Mode, OneStepLate, ShardedStep, Synchronous, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.powersgd import PowerSGD
@@ -77,9 +77,10 @@ def DistributedOptimizer(
             ``powersgd(rank=2)`` sends matrices as two factors of low rank, with the same feedback (``PowerSGD``).
             Or a class of your own, derived from ``Compression.none``, which is called for each gradient.
         backward_passes_per_step: backward passes whose gradients are summed here before they travel. See ``no_sync``.
-        op: ``Average`` or ``Sum``; or ``Adasum``: then each rank steps with its own gradients, with the learning rate
-            of one process, and the changes of the parameters are combined (``adasum``). ``synchronize()`` does nothing
-            then, and all that is about gradients on their way has nothing to say.
+        op: ``Average`` or ``Sum``; or ``PerItem``, for losses that are sums over items, whose number ``count`` tells: gradients
+            are those of the mean over the items of all ranks and passes. Or ``Adasum``: then each rank steps with its own
+            gradients, with the learning rate of one process, and the changes of the parameters are combined (``adasum``).
+            ``synchronize()`` does nothing then, and all that is about gradients on their way has nothing to say.
         gradient_predivide_factor: with ``Average``, divides by this before the addition and by the rest after it.
         num_groups: Horovod's older spelling of ``groups`` with an int.
         groups: an int: that many groups of parameters, each reduced as one operation, all or nothing; or the groups
@@ -142,7 +143,8 @@ def _kind_of(mode: Mode, op: int) -> type[OptimizerMode]:
 def _mode_of(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> OptimizerMode:
     """The mode, made for this optimizer; that of a rank without others where the mode has nothing to do."""
     process_set = wrapping.process_set
-    in_one = process_set.size() == 1 and membership.current() is None and not kind.works_alone(wrapping.mode)
+    works_alone = kind.works_alone(wrapping.mode) or wrapping.op == PerItem
+    in_one = process_set.size() == 1 and membership.current() is None and not works_alone
     return Alone(kind) if not process_set.included() or in_one else kind.of(optimizer, wrapping)
 
 
@@ -246,8 +248,33 @@ class _Distributed(_Optimizer):
         self._mode.join(self)
 
     def count_samples(self, samples: int) -> None:
-        """With ``LocalSteps``: what the next step weighs, such as the number of its samples; before each step on all, or never."""
+        """What this rank's next step weighs, such as the number of its samples; before each step on all ranks, or on none.
+
+        For losses that are means over samples, of which ranks have different numbers: before the backward pass. With several
+        passes of different numbers use ``op=PerItem`` and ``count``. With ``LocalSteps`` it is what the rank's changes weigh.
+        """
         self._mode.count_samples(samples)
+
+    def count(self, items: int) -> None:
+        """With ``op=PerItem``: of how many items, such as tokens, the loss of the next backward pass is the sum on this rank.
+
+        Example:
+            >>> optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.PerItem)
+            >>> loss = torch.nn.functional.mse_loss(model(x), y, reduction="sum")
+            >>> optimizer.count(len(x))
+            >>> loss.backward()
+            >>> optimizer.step()
+
+        The step's gradient is that of the mean over the items of all ranks and all passes, however many each has. To be called
+        before each backward pass, and with 0 by a rank that has none in a step.
+
+        Args:
+            items: a whole number from 0; that of a step is not 0 on all ranks.
+
+        Raises:
+            InvalidArgumentError: not such a number, or the optimizer has another ``op``.
+        """
+        self._mode.count(checked_items(items))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -402,16 +429,17 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
             f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
         )
     check_passes(passes)
-    check_scaling("DistributedOptimizer", op, predivide, adasum=True)
+    check_scaling("DistributedOptimizer", op, predivide, others={"Adasum": Adasum, "PerItem": PerItem})
 
 
 def _check_combination(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> None:
     """Raises the error of a mode that cannot have what the script gives or has beside it."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    adasum = ["op=Adasum"] if wrapping.op == Adasum else []
+    column = {Adasum: ["op=Adasum"], PerItem: ["op=PerItem"]}.get(wrapping.op, [])
     given = {
         "sum": wrapping.op == Sum,
         "adasum": wrapping.op == Adasum,
+        "per item": wrapping.op == PerItem,
         "averaged passes": wrapping.averages_passes,
         "groups": wrapping.groups is not None,
         "own compression": wrapping.by_core is None,
@@ -423,5 +451,5 @@ def _check_combination(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerM
         "elastic": membership.current() is not None,
         **kind.traits(optimizer, _plain_class(type(optimizer))),
     }
-    check_needs([*wrapping.mode.columns, *adasum], given)
+    check_needs([*wrapping.mode.columns, *column], given)
     check_op_of_shards(trained, wrapping.op, wrapping.averages_passes)

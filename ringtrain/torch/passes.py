@@ -28,6 +28,7 @@ class Passes:
         divisor: of the sum of a step's passes.
         parts: of the pass under way, and of one that has failed.
         silent: whether passes only add to the gradients of this rank.
+        items: of how many the step's losses are sums on this rank, as far as it was said; None where nobody has.
     """
 
     def __init__(self, look: Callable[[PassPart], None], ended: Callable[[], None], per_step: int, averages: bool):
@@ -39,6 +40,7 @@ class Passes:
         self.parts = self._pass.parts
         self._completes = False  # whether the pass under way is the last one for a gradient
         self.silent = False
+        self.items: int | None = None
         self._first = 1  # number of the step's first pass
         # by parameter
         self._counts: list[int] = []
@@ -126,7 +128,9 @@ class Passes:
         self._first = self._pass.number + (not self._pass.runs)
 
     def forget(self) -> None:
-        """Starts anew, without what was begun."""
+        """Starts anew, without what was begun; but with the items of passes that are still to come."""
+        if any(self._counts):
+            self.items = None
         self._counts = [0] * len(self._counts)
         self._forget_pass()
 

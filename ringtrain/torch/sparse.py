@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import torch
 
 from ringtrain._runtime.context import Context
-from ringtrain._runtime.operations import Adasum, Average, Sum
+from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.torch.tensors import DTYPE_IDS, buffer_of, finish, received
 
 _UNWEIGHTED = -1  # a contribution that counts as one
+_DIVIDING = (Average, PerItem)
 _HEAD, _INDICES, _VALUES = range(3)  # the tensors of the group
 
 
@@ -99,10 +100,11 @@ class SparseAllreduce:
         *_, counts, weights = heads.t()
         shape = _agreed_shape(self._name, heads)
         weights = weights.abs()  # without weights, ones
-        weighted = _weighted(_widened(values), weights.repeat_interleave(counts))
+        factors = torch.ones_like(weights) if self._op == PerItem else weights
+        weighted = _weighted(_widened(values), factors.repeat_interleave(counts))
         total = torch.sparse_coo_tensor(indices, weighted, shape, check_invariants=False).coalesce()
         result = _scaled(total.values(), self._postscale)
-        if self._op == Average:
+        if self._op in _DIVIDING:
             exact = None if values.is_floating_point() else "trunc"
             result = torch.div(result, self._divisor or weights.sum().item(), rounding_mode=exact)
         return torch.sparse_coo_tensor(
@@ -122,9 +124,16 @@ def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:
         raise UnsupportedError(
             "op must be Average or Sum, but is Adasum, which takes dense tensors. Convert the tensor with to_dense()."
         )
-    if op not in (Average, Sum):
-        raise InvalidArgumentError(f"op must be Average ({Average}) or Sum ({Sum}) for a sparse tensor, but is {op!r}.")
-    if weight is not None and (op != Average or weight < 0 or not tensor.is_floating_point()):
+    if op not in (*_DIVIDING, Sum):
+        raise InvalidArgumentError(
+            f"op must be Average ({Average}), Sum ({Sum}) or PerItem ({PerItem}) for a sparse tensor, but is {op!r}."
+        )
+    if op == PerItem and weight is None:
+        raise InvalidArgumentError(
+            "reduction peritem needs a weight, of how many items this rank's tensor is the sum. Pass weight; an "
+            "optimizer gets it by count() before each backward pass."
+        )
+    if weight is not None and (op not in _DIVIDING or weight < 0 or not tensor.is_floating_point()):
         raise InvalidArgumentError(
             f"weight must be a whole number for the average of floating-point numbers, but is {weight!r}."
         )

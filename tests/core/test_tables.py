@@ -59,11 +59,9 @@ def test_operation_is_complete(row):
 
 def test_reductions_are_constants_with_horovods_numbers():
     assert (rt.Average, rt.Sum, rt.Min, rt.Max, rt.Product, rt.L2Norm) == (0, 1, 3, 4, 5, 6)
-    assert (rt.BitAnd, rt.BitOr, rt.BitXor) == (7, 8, 9)
-    assert {
-        name.lower(): getattr(rt, name)
-        for name in ("Adasum", "Average", "BitAnd", "BitOr", "BitXor", "L2Norm", "Max", "Min", "Product", "Sum")
-    } == tables.REDUCTIONS
+    assert (rt.BitAnd, rt.BitOr, rt.BitXor, rt.PerItem) == (7, 8, 9, 10)
+    names = "Adasum Average BitAnd BitOr BitXor L2Norm Max Min PerItem Product Sum".split()
+    assert {name.lower(): getattr(rt, name) for name in names} == tables.REDUCTIONS
 
 
 @pytest.mark.parametrize(

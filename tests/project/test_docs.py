@@ -91,6 +91,16 @@ def test_ranks_and_threads(capsys):
     assert first["batch"] == 128 and re.search(r"2 ranks x \d+ threads: \d+ samples a second", capsys.readouterr().out)
 
 
+def test_unequal_batches() -> None:
+    programs = blocks("unequal-batches.md", "python")
+    first, second = run_on_two_ranks(*programs, page="unequal-batches.md")
+    for mine, theirs in zip(first["model"].parameters(), second["model"].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    losses = "found = loss_of(torch.ones(3 + hvd.rank()), torch.tensor(3.0 + hvd.rank())).item()"
+    first, second = run_on_two_ranks(*programs, losses, page="unequal-batches.md")
+    assert (first["found"], second["found"]) == pytest.approx((6 / 7, 8 / 7))
+
+
 def test_accumulation():
     first, second = run_on_two_ranks(*blocks("accumulation.md", "python"), page="accumulation.md")
     assert_replicas_equal(first, second)

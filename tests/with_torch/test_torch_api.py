@@ -86,6 +86,7 @@ BEYOND_HOROVOD = {
     "LocalSteps",
     "OneStepLate",
     "Outer",
+    "PerItem",
     "ShardedStep",
     "Synchronous",
     "RingtrainError",

@@ -26,12 +26,13 @@ MODES = {
     "OneStepLate": hvd.OneStepLate(),
     "ShardedStep": hvd.ShardedStep(),
     "op=Adasum": None,
+    "op=PerItem": None,
 }
 
 
 def wrap(column, parameters=None, make=sgd, **arguments):
-    if column == "op=Adasum":
-        arguments["op"] = hvd.Adasum
+    if column.startswith("op="):
+        arguments["op"] = getattr(hvd, column.removeprefix("op="))
     return hvd.DistributedOptimizer(
         make(network().parameters() if parameters is None else parameters), mode=MODES[column], **arguments
     )
@@ -87,6 +88,7 @@ PAIRS = {
     ("gradient_as_bucket_view", "powersgd"): gives(compression=hvd.Compression.powersgd()),
     ("LocalSteps", "sum"): gives(op=hvd.Sum),
     ("LocalSteps", "adasum"): gives(op=hvd.Adasum),
+    ("LocalSteps", "per item"): gives(op=hvd.PerItem),
     ("LocalSteps", "averaged passes"): gives(average_aggregated_gradients=True),
     ("LocalSteps", "own compression"): gives(compression=Own),
     ("LocalSteps", "powersgd"): gives(compression=hvd.Compression.powersgd()),
@@ -98,6 +100,7 @@ PAIRS = {
     ("within_host", "process set"): is_of_a_set,
     ("within_host", "elastic"): is_kept_in_a_torch_state,
     ("OneStepLate", "adasum"): gives(op=hvd.Adasum),
+    ("OneStepLate", "per item"): gives(op=hvd.PerItem),
     ("OneStepLate", "groups"): gives(groups=2),
     ("OneStepLate", "own compression"): gives(compression=Own),
     ("OneStepLate", "powersgd"): gives(compression=hvd.Compression.powersgd()),
@@ -123,6 +126,9 @@ PAIRS = {
     ("op=Adasum", "averaged passes"): gives(average_aggregated_gradients=True),
     ("op=Adasum", "powersgd"): gives(compression=hvd.Compression.powersgd()),
     ("op=Adasum", "sharded embedding"): has_rows,
+    ("op=PerItem", "averaged passes"): gives(average_aggregated_gradients=True),
+    ("op=PerItem", "powersgd"): gives(compression=hvd.Compression.powersgd()),
+    ("op=PerItem", "sharded embedding"): has_rows,
 }  # fmt: skip
 
 

@@ -22,7 +22,19 @@ from ringtrain._bootstrap.probes import (
 from ringtrain._bootstrap.start import shutdown
 from ringtrain._runtime.context import is_initialized
 from ringtrain._runtime.flights import flight_record
-from ringtrain._runtime.operations import Adasum, Average, BitAnd, BitOr, BitXor, L2Norm, Max, Min, Product, Sum
+from ringtrain._runtime.operations import (
+    Adasum,
+    Average,
+    BitAnd,
+    BitOr,
+    BitXor,
+    L2Norm,
+    Max,
+    Min,
+    PerItem,
+    Product,
+    Sum,
+)
 from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ringtrain._runtime.statistics import stats
 from ringtrain._runtime.world import (
@@ -48,6 +60,7 @@ __all__ = [
     "L2Norm",
     "Max",
     "Min",
+    "PerItem",
     "ProcessSet",
     "Product",
     "Sum",

@@ -121,6 +121,13 @@ class OptimizerMode:
     def count_samples(self, samples: int) -> None:
         """What the next step weighs."""
 
+    def count(self, items: int) -> None:
+        """Of how many items the losses until the next step are sums."""
+        raise InvalidArgumentError(
+            "count: the optimizer must have op=PerItem, and this rank be in its process set, but one is not so. Wrap it by "
+            "DistributedOptimizer(..., op=ringtrain.torch.PerItem), or leave count() out."
+        )
+
     # ---- what is saved ----
 
     def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:

@@ -64,7 +64,7 @@ class SharedBucket(Group):
         self._operation = self._context.submit(
             "reducescatter", self.name, [buffer], [buffer_of(self._sums)], room=True,
             reduction=how.name, prescale=how.prescale, postscale=postscale,
-            process_set=self._process_set, compression=how.compression, waits=waits,
+            process_set=self._process_set, compression=how.compression, weight=weight, waits=waits,
         )  # fmt: skip
         self._came = members
         for member in members:

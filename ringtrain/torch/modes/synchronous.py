@@ -14,6 +14,8 @@ import torch
 
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
+from ringtrain._runtime.operations import PerItem, Sum
+from ringtrain._training.arguments import checked_items
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.rounds import Stage
 from ringtrain._training.session import NewWorld
@@ -88,8 +90,8 @@ class SynchronousMode(AroundSteps):
 
     @property
     def averages(self) -> bool:
-        """Whether gradients are averaged, and not added up."""
-        return self._exchange.settings.averages
+        """Whether gradients are means, which do not grow with the number of ranks."""
+        return self._exchange.settings.op != Sum
 
     def set_passes_per_step(self, passes: int) -> None:
         """Changes ``passes_per_step``, between two steps."""
@@ -268,7 +270,7 @@ class SynchronousMode(AroundSteps):
         def reducing_closure() -> Any:
             loss = closure()
             self._after_evaluation()
-            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss")
+            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", self._exchange.passes.items)
 
         return reducing_closure
 
@@ -303,6 +305,17 @@ class SynchronousMode(AroundSteps):
         self._exchange.catch_up()
         self._exchange.discard()
 
+    def count_samples(self, samples: int) -> None:
+        """What the mean of the next step's losses weighs in the average."""
+        if self.settings.averages:
+            self._exchange.count(checked_items(samples))
+
+    def count(self, items: int) -> None:
+        """Of how many items the losses until the next step are sums."""
+        if self.settings.op != PerItem:
+            super().count(items)
+        self._exchange.count(items)
+
     def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""
         return self._exchange.passes.silence()
@@ -317,8 +330,10 @@ class SynchronousMode(AroundSteps):
             self._skipping = False
 
 
-def _reduced_loss(loss: Any, settings: ReductionSettings, name: str) -> Any:
-    """The loss of all ranks. Line searches compare losses, and ranks that compare different ones would part."""
+def _reduced_loss(loss: Any, settings: ReductionSettings, name: str, weight: int | None) -> Any:
+    """The loss of all ranks; of sums over items their mean. Line searches compare losses, and ranks that compare different
+    ones would part.
+    """
     is_tensor = isinstance(loss, torch.Tensor)
     if not (loss.is_floating_point() if is_tensor else isinstance(loss, Real)):
         return loss  # None, or what no optimizer compares
@@ -326,7 +341,7 @@ def _reduced_loss(loss: Any, settings: ReductionSettings, name: str) -> Any:
     buffer, session = buffer_of(total), settings.session
     session.context.submit(
         "allreduce", name, [buffer], [buffer],
-        reduction=settings.name, process_set=session.process_set_id, waits=True,
+        reduction=settings.name, process_set=session.process_set_id, waits=True, weight=weight,
     ).wait()  # fmt: skip
     return total if is_tensor else total.item()
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode
@@ -54,7 +53,7 @@ class Wrapping:
         return ReductionSettings(
             session=Session(members),
             mode=mode.name,
-            averages=self.op == Average,
+            op=self.op,
             prescale=1.0 / self.predivide,
             postscale=self.predivide,
             compression="none" if is_plain else self.by_core or "none",

@@ -1,0 +1,247 @@
+"""``op=PerItem``: losses are sums over tokens, and ranks and passes have different numbers of them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ringtrain.torch as hvd
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.testing import World
+
+STEPS, PASSES, BATCH, LONGEST, WORDS = 3, 2, 3, 9, 11
+PADDING = -100
+
+
+class SmallGpt(nn.Module):
+    """Words and places, one block with causal attention, and the next word."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 8), nn.Parameter(torch.randn(LONGEST, 8))
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(8, WORDS)
+        self.double()
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(LONGEST, dtype=torch.float64)
+        return self.out(self.block(self.words(x) + self.places, mask, is_causal=True))
+
+
+torch.manual_seed(0)
+START = SmallGpt()  # ranks are threads, which share torch's generator
+
+
+def batch(rank, step, turn):
+    """Sentences and their next words, padded: of lengths that differ among ranks, passes and steps."""
+    source = torch.Generator().manual_seed(1000 * rank + 10 * step + turn)
+    x = torch.randint(WORDS, (BATCH, LONGEST), generator=source)
+    y = torch.randint(WORDS, (BATCH, LONGEST), generator=source)
+    lengths = torch.randint(1, LONGEST + 1 if rank else 4, (BATCH,), generator=source)
+    y[torch.arange(LONGEST) >= lengths[:, None]] = PADDING
+    return x, y
+
+
+def loss_of(model, x, y, reduction="sum"):
+    return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=PADDING, reduction=reduction)
+
+
+def tokens(y):
+    return int((y != PADDING).sum())
+
+
+def trained(rank, wraps=lambda optimizer, model: optimizer, has_none=lambda rank, step: False):
+    model = copy.deepcopy(START)
+    optimizer = wraps(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for turn in range(PASSES):
+            x, y = batch(rank, step, turn)
+            if has_none(rank, step):
+                optimizer.count(0)
+                continue
+            optimizer.count(tokens(y))
+            loss_of(model, x, y).backward()
+        optimizer.step()
+    if hasattr(optimizer, "flush"):
+        optimizer.flush()
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def in_one_process(size, has_none=lambda rank, step: False):
+    """The mean over the tokens of all ranks and passes."""
+    model = copy.deepcopy(START)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        own = [batch(r, step, turn) for r in range(size) for turn in range(PASSES) if not has_none(r, step)]
+        x, y = (torch.cat(part) for part in zip(*own, strict=True))
+        loss_of(model, x, y, "mean").backward()
+        optimizer.step()
+    return [each.detach().clone() for each in model.parameters()]
+
+
+def per_item(**given):
+    return lambda optimizer, model: hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), backward_passes_per_step=PASSES, op=hvd.PerItem, **given
+    )
+
+
+def require_near(found, expected, most=1e-12):
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("size, layout", [(1, None), (2, None), (3, None), (2, "1+1")], ids=str)
+def test_ranks_equal_one_process_over_all_tokens(size, layout):
+    with World(size, layout) as world:
+        ranks = world.run(trained, per_item())
+    for each in ranks[1:]:
+        require_near(each, ranks[0], most=0)
+    require_near(ranks[0], in_one_process(size))
+
+
+def test_an_average_of_means_is_another_thing():
+    """What is common, and why there is ``PerItem``: the loss is a mean over the rank's own tokens."""
+
+    def averaged(rank):
+        model = copy.deepcopy(START)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            model.named_parameters(),
+            backward_passes_per_step=PASSES,
+        )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for turn in range(PASSES):
+                x, y = batch(rank, step, turn)
+                (loss_of(model, x, y, "mean") / PASSES).backward()
+            optimizer.step()
+        return [each.detach().clone() for each in model.parameters()]
+
+    with World(2) as world:
+        found = world.run(averaged)[0]
+    apart = max(float((mine - theirs).abs().max()) for mine, theirs in zip(found, in_one_process(2), strict=True))
+    assert apart > 1e-3
+
+
+def test_a_rank_without_an_item_counts_zero():
+    def has_none(rank, step):
+        return rank == 1 and step % 2 == 1
+
+    with World(2) as world:
+        ranks = world.run(trained, per_item(), has_none)
+    require_near(ranks[0], in_one_process(2, has_none))
+    require_near(ranks[1], ranks[0], most=0)
+
+
+@pytest.mark.parametrize("given", [{"groups": 2}, {"mode": "shares"}, {"mode": "buckets"}], ids=str)
+def test_it_goes_with_other_options(given):
+    def wraps(optimizer, model):
+        modes = {"shares": hvd.ShardedStep(model), "buckets": hvd.Synchronous(gradient_as_bucket_view=True)}
+        options = {**given, "mode": modes[given["mode"]]} if "mode" in given else given
+        return per_item(**options)(optimizer, model)
+
+    with World(2) as world:
+        ranks = world.run(trained, wraps)
+    require_near(ranks[0], in_one_process(2))
+
+
+def test_sparse_gradients_are_means_over_items():
+    def rows(rank):
+        table = nn.Embedding(6, 2, sparse=True).double()
+        nn.init.ones_(table.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), op=hvd.PerItem)
+        optimizer.count(3 - rank)
+        table(torch.tensor([0, 1, 1][rank:])).sum().backward()
+        optimizer.step()
+        return table.weight.detach()[:2, 0].tolist()
+
+    with World(2) as world:
+        assert world.run(rows) == [[1 - 1 / 5, 1 - 4 / 5]] * 2
+
+
+def test_means_over_different_numbers_of_samples_are_weighed():
+    def step(rank):
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.arange(3.0 if rank else 1.0, dtype=torch.float64)
+            optimizer.count_samples(len(x))
+            ((weight - x) ** 2).mean().backward()
+            optimizer.step()
+        return weight.item()
+
+    with World(2) as world:
+        assert world.run(step) == [pytest.approx(3 / 4)] * 2  # the mean of 0, 0, 1 and 2
+
+
+def test_a_closure_has_the_mean_loss():
+    def losses(rank):
+        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), op=hvd.PerItem)
+        x = torch.arange(3.0 if rank else 2.0, dtype=torch.float64)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = ((weight - x) ** 2).sum()
+            optimizer.count(len(x))
+            loss.backward()
+            return loss
+
+        return float(optimizer.step(closure)), weight.item()
+
+    with World(2) as world:
+        assert world.run(losses) == [(6 / 5, 4 / 5)] * 2
+
+
+def test_an_overflow_on_one_rank_skips_the_step_and_its_count():
+    def steps(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for factor in (float("inf") if rank else 1.0, 1.0):
+            optimizer.zero_grad()
+            optimizer.count(1 + rank)
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return weight.tolist()
+
+    with World(2) as world:
+        assert world.run(steps) == [pytest.approx([1 - 2 / 3] * 2)] * 2
+
+
+@pytest.mark.parametrize("forgets", [(0, 1), (1,)], ids=str)
+def test_who_forgets_to_count_is_told_on_all_ranks(forgets):
+    def step(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        if rank not in forgets:
+            optimizer.count(2)
+        with pytest.raises(InvalidArgumentError) as caught:
+            weight.sum().backward()
+            optimizer.step()
+        return str(caught.value)
+
+    with World(2, stall_abort_seconds=20) as world:
+        one, other = world.run(step)
+    assert one == other and "an optimizer gets it by count() before each backward pass" in one
+
+
+def test_bad_counts():
+    with World(2) as world:
+
+        def on_rank(rank):
+            weight = nn.Parameter(torch.ones(2))
+            plain = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+            with pytest.raises(InvalidArgumentError, match="count: the optimizer must have op=PerItem"):
+                plain.count(2)
+            counting = hvd.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0), op=hvd.PerItem)
+            for wrong in (1.5, "3", True, -1):
+                with pytest.raises(InvalidArgumentError, match="items of count"):
+                    counting.count(wrong)
+
+        world.run(on_rank)
