@@ -23,14 +23,14 @@ SHORT = [  # from the simplest on
 ]  # fmt: skip
 MOST_LINES = 79
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(700)
 
 
 def run(name: str, *arguments: object, mpi: str = "openmpi", flags: tuple[str, ...] = ()) -> str:
     """What rank 0 of an example prints. flags: ringtrainrun's."""
     python = environments.python_with(mpi)
     command = environments.ringtrainrun(mpi, 2, *flags, python, str(EXAMPLES / f"{name}.py"), *map(str, arguments))
-    done = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, env=environments.rank_environment(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -95,7 +95,7 @@ def test_elastic_fits():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(700)
 def test_an_elastic_fit_with_a_validation(tmp_path):
     """In processes: a sampler of no state is asked by a thread of TensorFlow, which is no rank."""
     *_, with_sampler, with_validation, _ = blocks(ELASTIC_PAGE, "python")
@@ -105,7 +105,7 @@ def test_an_elastic_fit_with_a_validation(tmp_path):
     command = ["-m", "ringtrain.launch", "--elastic", "-np", "2", sys.executable, str(tmp_path / "train.py")]
     environment = dict(os.environ, OMP_NUM_THREADS="1", RINGTRAIN_TRANSPORT="auto")
     done = subprocess.run(
-        [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=180
+        [sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -153,7 +153,7 @@ def test_the_page_about_keras(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_the_page_about_keras_on_other_backends(backend, tmp_path):
     """In a process of its own, since Keras has one backend in each."""
@@ -162,7 +162,7 @@ def test_the_page_about_keras_on_other_backends(backend, tmp_path):
     environment = dict(os.environ, KERAS_BACKEND=backend, PYTHONPATH=paths, OMP_NUM_THREADS="1")
     program = f"import test_keras_docs; test_keras_docs.try_the_page({backend!r})"
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "epoch-02.keras").exists()

@@ -125,7 +125,7 @@ def test_files_and_exports_load_without_ringtrain(two, tmp_path, its_classes):
     data = tmp_path / "x.npy"
     np.save(data, runs.X[:4])
     load = [sys.executable, "-c", LOAD, str(tmp_path / "exported"), str(data), *map(str, files)]
-    loaded = subprocess.run(load, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    loaded = subprocess.run(load, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert loaded.stdout.splitlines() == [made[name][1] for name in files.values()], loaded.stderr[-3000:]
     np.testing.assert_allclose(np.load(data), expected, rtol=1e-6)
 

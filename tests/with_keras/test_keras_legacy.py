@@ -21,7 +21,7 @@ def test_tf_keras_trains_as_one_process_does(parts):
     script = pathlib.Path(__file__).with_name("legacy_keras_run.py")
     environment = dict(os.environ, TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="2")
     done = subprocess.run(
-        [sys.executable, script, *parts], env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, script, *parts], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]
 
@@ -38,6 +38,6 @@ def test_what_keras_3_has_too(code):
     code += "; print('trained')"
     folder = pathlib.Path(__file__).parent
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0 and done.stdout.endswith("trained\n"), done.stdout + done.stderr[-6000:]

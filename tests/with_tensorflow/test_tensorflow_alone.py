@@ -37,7 +37,7 @@ def found() -> dict:
     """By check, what the process has found."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, Path(__file__).parent)))}
     line = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(line, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(line, env=environment, cwd=TESTS.parent, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

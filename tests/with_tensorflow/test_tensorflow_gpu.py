@@ -28,7 +28,7 @@ FLAGS = """
 import tensorflow as tf
 flags = [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags(), f"-DRELEASE={tf.__version__}"]
 """
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(700)
 
 
 # All other tests run with the last one.
@@ -68,7 +68,7 @@ def run(release: tuple[str, Path], plane: str, **settings: object) -> subprocess
         RINGTRAIN_TENSORFLOW_GPU="device", TF_CPP_MIN_LOG_LEVEL=2, PYTHONPATH=PATHS, **settings,
     )  # fmt: skip
     return subprocess.run(
-        [python, HERE / "tensorflow_on_gpus.py", library, plane], env=environment, capture_output=True, text=True, timeout=200
+        [python, HERE / "tensorflow_on_gpus.py", library, plane], env=environment, capture_output=True, text=True, timeout=600
     )  # fmt: skip
 
 

@@ -10,14 +10,14 @@ from environments import EACH_MPI, rank_environment, ringtrainrun
 
 
 @EACH_MPI  # the operations know no MPI
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(700)
 def test_two_ranks(mpi: str) -> None:
     script = Path(__file__).parent / "tensorflow_ranks.py"
     done = subprocess.run(
         ringtrainrun(mpi, 2, "python", str(script)),
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         env=rank_environment(TF_CONFIG='{"cluster": {}}', TF_CPP_MIN_LOG_LEVEL="3"),
         stdin=subprocess.DEVNULL,
     )

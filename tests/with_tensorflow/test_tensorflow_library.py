@@ -19,7 +19,7 @@ from ringtrain.tensorflow.library import TESTED_RELEASES
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(700)
 
 
 def python_with_release(release: str) -> str:
@@ -48,7 +48,7 @@ def test_release(release):
         [python_with_release(release), HERE / "tensorflow_release.py"],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         env=rank_environment(),
         stdin=subprocess.DEVNULL,
     )
@@ -82,7 +82,7 @@ def compile_against_headers(table: Path, tmp_path: Path) -> subprocess.Completed
         [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-w", *includes, source],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -82,7 +82,7 @@ def run(folder: Path, deaths: int, epochs: int, *flags: str) -> subprocess.Compl
     script.write_text(PROGRAM)
     line = [python_with("tcp"), "-m", "ringtrain.launch", *transport_of("tcp"), *flags, python_with("tcp"), script]
     return subprocess.run(
-        [*map(str, line), str(folder), str(deaths), str(epochs)], capture_output=True, text=True, timeout=500,
+        [*map(str, line), str(folder), str(deaths), str(epochs)], capture_output=True, text=True, timeout=600,
         env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def require_each_sample_once(done: subprocess.CompletedProcess, epochs: int) -> 
 
 
 @pytest.mark.tcp
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("deaths, epochs", [(2, 4), pytest.param(20, 100, marks=pytest.mark.long)])
 def test_ranks_that_are_killed_cost_no_step(deaths: int, epochs: int, tmp_path: Path) -> None:
     done = run(tmp_path, deaths, epochs, "--elastic", "-np", f"1:{RANKS}", "--blacklist-cooldown-range", "1", "1")
@@ -111,7 +111,7 @@ def test_ranks_that_are_killed_cost_no_step(deaths: int, epochs: int, tmp_path: 
 
 
 @pytest.mark.tcp
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_a_job_of_a_fixed_size_trains_as_ever(tmp_path: Path) -> None:
     done = run(tmp_path, 0, 4, "-np", "2")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -157,7 +157,7 @@ print("refused", flush=True)
 
 
 @pytest.mark.tcp
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_what_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(REFUSED)
@@ -173,7 +173,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         script,
     ]
     done = subprocess.run(
-        list(map(str, line)), capture_output=True, text=True, timeout=200,
+        list(map(str, line)), capture_output=True, text=True, timeout=600,
         env=rank_environment(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("refused") == 2, done.stdout[-3000:] + done.stderr[-3000:]
