@@ -3,7 +3,15 @@
 import os
 
 from ringtrain._binding._native import as_path, check, ffi, lib
-from ringtrain._runtime.context import current
+from ringtrain._runtime.context import Context, current, of_thread, raise_unusable
+
+
+def _of_this_process() -> Context:
+    """The context of which a process that was forked off knows the numbers, too, as the worker of a loader."""
+    context = of_thread()
+    if context is None or not (context.usable or context.forked):
+        raise_unusable(context)
+    return context
 
 
 def rank() -> int:
@@ -13,7 +21,7 @@ def rank() -> int:
         >>> if rt.rank() == 0:
         ...     print(f"{rt.size()} ranks")
     """
-    return current().rank
+    return _of_this_process().rank
 
 
 def size() -> int:
@@ -22,7 +30,7 @@ def size() -> int:
     Example:
         >>> learning_rate = 0.01 * rt.size()
     """
-    return current().size
+    return _of_this_process().size
 
 
 def local_rank() -> int:
@@ -31,7 +39,7 @@ def local_rank() -> int:
     Example:
         >>> device = f"cuda:{rt.local_rank()}"
     """
-    return current().local_rank
+    return _of_this_process().local_rank
 
 
 def local_size() -> int:
@@ -40,7 +48,7 @@ def local_size() -> int:
     Example:
         >>> is_last_of_its_host = rt.local_rank() == rt.local_size() - 1
     """
-    return current().local_size
+    return _of_this_process().local_size
 
 
 def cross_rank() -> int:
@@ -49,7 +57,7 @@ def cross_rank() -> int:
     Example:
         >>> host = rt.cross_rank()
     """
-    return current().cross_rank
+    return _of_this_process().cross_rank
 
 
 def cross_size() -> int:
@@ -58,7 +66,7 @@ def cross_size() -> int:
     Example:
         >>> print(f"host {rt.cross_rank()} of {rt.cross_size()}")
     """
-    return current().cross_size
+    return _of_this_process().cross_size
 
 
 def is_homogeneous() -> bool:
@@ -67,7 +75,7 @@ def is_homogeneous() -> bool:
     Example:
         >>> hosts = rt.size() // rt.local_size() if rt.is_homogeneous() else None
     """
-    return current().is_homogeneous
+    return _of_this_process().is_homogeneous
 
 
 def counters() -> dict[str, int]:

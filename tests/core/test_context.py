@@ -427,7 +427,8 @@ def test_forked_child_gets_a_clear_error():
         child = os.fork()
         if child == 0:
             assert not rt.is_initialized()
-            for call in (rt.rank, rt.init, lambda: rt.allreduce(np.ones(1))):
+            assert (rt.rank(), rt.size(), rt.local_rank(), rt.is_homogeneous()) == (0, 1, 0, True)  # as a loader's worker asks
+            for call in (rt.counters, rt.init, lambda: rt.allreduce(np.ones(1))):
                 try:
                     call()
                     os._exit(1)
