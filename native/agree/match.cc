@@ -57,7 +57,7 @@ struct Attribute {
 const std::vector<Attribute>& Attributes() {
   static const std::vector<Attribute> attributes = {
       {"operation", [](const Request& r) { return std::string(Text(r.operation)); },
-       "Use different names for different operations."},
+       "Use different names for different operations, and the same mode for an optimizer."},
       {"number of tensors", [](const Request& r) { return std::to_string(r.tensors.size()); },
        "Group the same tensors on every rank; of gradients, freeze the same layers everywhere."},
       {"dtype", DTypesText, "Cast before submitting."},

@@ -172,8 +172,8 @@ def unequal_steps(optimizer: str, counts: Iterable[tuple[int, int]]) -> str:
     return (
         f"step '{optimizer}': the number of steps since gradients were last reduced must be the same on all ranks, but "
         f"is {found}. The parameters of these ranks differ now. Call step() on every rank or on none: decide by what all "
-        "ranks know, such as a reduced loss. Then start again from a checkpoint, or broadcast parameters and the "
-        "optimizer's state."
+        "ranks know, such as a reduced loss; and run as many backward passes. Then start again from a checkpoint, or broadcast "
+        "parameters and the optimizer's state."
     )
 
 

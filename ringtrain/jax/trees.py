@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._runtime.submission import preparing
+from ringtrain._training.adapter.checks import require_same_names
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
 from ringtrain.jax.operations import start
@@ -59,7 +60,13 @@ def broadcast_parameters(
         root_rank: global rank of the root.
         name: what the names of the leaves' operations begin with.
         process_set: the ranks that take part.
+
+    Raises:
+        MismatchError: outside of ``jax.jit``, trees of ranks have other leaves; the same on all.
     """
+    if not names.tracing():
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(parameters)[0]]
+        require_same_names(name, paths, process_set)
     return _each_leaf("broadcast", parameters, name, process_set, root_rank=root_rank)
 
 

@@ -16,7 +16,7 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain._runtime.submission import Submission, preparing
-from ringtrain._training.adapter.checks import require_alike
+from ringtrain._training.adapter.checks import require_alike, require_same_names
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.torch.modes.base import Alone, OptimizerMode, mode_of
 from ringtrain.torch.shards import is_shard
@@ -42,15 +42,17 @@ def broadcast_parameters(
 
     Raises:
         InvalidArgumentError: something else than tensors, or a root that is no member.
-        MismatchError: ranks disagree about a shape or a dtype; or what modules add to a ``state_dict`` differs from the
+        MismatchError: ranks disagree about names, a shape or a dtype; or what modules add to a ``state_dict`` differs from the
             root's; or, on the ranks where it is so, elements that share memory there have several values on the root.
     """
     if isinstance(params, torch.nn.Module):
         return give_model(params, root_rank, process_set, "broadcast_parameters")
-    named = {name: tensor for name, tensor in _named_tensors(params).items() if not is_shard(tensor)}
+    with preparing("allreduce", "broadcast_parameters.names", process_set):
+        named = {name: tensor for name, tensor in _named_tensors(params).items() if not is_shard(tensor)}
     added = {name: named.pop(name) for name in list(named) if name.endswith(_EXTRA)}
     if added:
         _require_those_of_root(added, root_rank, process_set)
+    require_same_names("broadcast_parameters", sorted(named), process_set)
     parts = {f"broadcast_parameters.{name}": part for whole in named.items() for name, part in _parts_of(*whole)}
     broadcast_in_place(parts, root_rank, process_set)
 

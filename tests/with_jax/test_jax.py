@@ -477,6 +477,15 @@ def test_leaves_that_are_no_arrays_are_named_on_all_ranks():
         assert kind is InvalidArgumentError and "parameters['w']: expected an array or a number but found str" in text
 
 
+def test_leaves_that_only_some_ranks_have_are_named():
+    def on_rank(rank):
+        return failure(lambda: hvd.broadcast_parameters({"w": jnp.ones(2), **({"b": jnp.ones(1)} if rank else {})}))
+
+    for kind, text, _ in on_ranks(on_rank):
+        assert kind is MismatchError and "parameters: the tensors must have the same names" in text
+        assert "\"['b']\" is missing on rank 0" in text or "'['b']' is missing on rank 0" in text
+
+
 def test_a_tree_given_to_an_operation_on_one_array_is_told_where_to_go():
     def on_rank(rank):
         tree = {"w": jnp.ones(2)}

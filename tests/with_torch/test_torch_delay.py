@@ -343,6 +343,22 @@ def test_another_mode_on_one_rank_is_one_error_on_all():
     )
 
 
+def test_views_of_buckets_on_one_rank_are_another_mode():
+    def on_rank(rank):
+        model = torch.nn.Linear(2, 1)
+        mode = hvd.Synchronous(gradient_as_bucket_view=rank == 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), mode=mode)
+        with pytest.raises(MismatchError) as caught:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return str(caught.value)
+
+    with World(2) as world:
+        one, other = world.run(on_rank)
+    assert one == other
+    assert "is Synchronous on rank 0 and Synchronous with gradient_as_bucket_view on rank 1." in one
+
+
 def test_a_gradient_that_one_rank_refuses_is_an_error_on_all():
     def on_rank(rank):
         weight = torch.nn.Parameter(torch.zeros(4, 2))

@@ -82,6 +82,18 @@ def test_broadcast_parameters_refuses(world, params, text):
 
 
 @pytest.mark.least_ranks(2)
+def test_tensors_that_only_some_ranks_have_are_named(world):
+    def on_rank(rank):
+        words = "broadcast_parameters: the tensors must have the same names .*'b' is missing on rank 0"
+        with pytest.raises(rt.errors.MismatchError, match=words):
+            hvd.broadcast_parameters({"a": torch.ones(1), **({"b": torch.ones(1)} if rank else {})}, root_rank=0)
+        names = ("a", "b") if rank else ("b", "a")
+        hvd.broadcast_parameters({name: torch.ones(1) for name in names}, root_rank=0)
+
+    world.run(on_rank)
+
+
+@pytest.mark.least_ranks(2)
 def test_shapes_that_differ(world):
     def on_rank(rank):
         with pytest.raises(rt.RingtrainError, match="broadcast_parameters.w"):

@@ -104,15 +104,21 @@ def _examined(
         pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
         names = [str(name) for name, _ in pairs]
         found = np.array([_look_at(name, tensor, look) for name, tensor in pairs], np.int64)
+    require_same_names(check, names, process_set)
+    return names, found
+
+
+def require_same_names(what: str, names: Sequence[str], process_set: ProcessSet) -> None:
+    """Compares a digest of names; collective, under ``what`` and ".names". Raises MismatchError on every rank if they differ."""
+    agreement = f"{what}.names"
     digest = hashed("\0".join(names).encode("utf-8", "surrogatepass"))
     extremes = allreduce(np.array([digest, -digest]), agreement, Max, process_set=process_set)
     if extremes.sum():  # the largest is not the smallest
-        difference = _name_difference(allgather_object(names, agreement, process_set), members_of(process_set))
+        difference = _name_difference(allgather_object(list(names), agreement, process_set), members_of(process_set))
         raise MismatchError(
-            f"{check}: the tensors must have the same names in the same order on all ranks, but {difference}. "
+            f"{what}: the tensors must have the same names in the same order on all ranks, but {difference}. "
             "Pass the same ones on every rank."
         )
-    return names, found
 
 
 def _look_at(name: str, tensor: object, look: Callable[[object], int]) -> int:

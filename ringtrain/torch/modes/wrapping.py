@@ -52,7 +52,7 @@ class Wrapping:
         mode: Mode = self.mode
         return ReductionSettings(
             session=Session(members),
-            mode=mode.name,
+            mode=" with ".join(mode.columns),
             op=self.op,
             prescale=1.0 / self.predivide,
             postscale=self.predivide,
