@@ -53,6 +53,7 @@ struct IntoEffect {
     effect->count = Out(finish.contributors, &effect->places);
   }
   void operator()(const ringtrain::step_effect::Deal& deal) {
+    effect->world = deal.world;
     effect->size = deal.size;
     effect->place = deal.place;
   }
@@ -145,6 +146,10 @@ void rt_samples_look(rt_samples* samples, rt_samples_state* state) {
 }
 
 void rt_samples_deal(rt_samples* samples, int32_t size, int32_t place) { samples->samples.Deal(size, place); }
+int32_t rt_samples_share(rt_samples* samples, const int64_t* parts, int32_t count) {
+  return Or<int32_t>(-1, [&] { return samples->samples.Share({parts, parts + count}), 1; });
+}
+
 void rt_samples_forget_ahead(rt_samples* samples) { samples->samples.ForgetAhead(); }
 
 int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions) {

@@ -4,15 +4,33 @@
 #include <utility>
 
 namespace ringtrain {
+namespace {
+
+template <typename Slice>
+int64_t SizeOf(const Slice& slice) {
+  return (slice.end - slice.first + slice.step - 1) / slice.step;
+}
+
+}  // namespace
 
 Samples::Samples(const SamplePlan& plan, int64_t next, std::vector<int64_t> given_back)
     : plan_(plan), next_(next), given_back_(std::move(given_back)), batch_(plan.batch) {}
 
 void Samples::Deal(int32_t size, int32_t place) {
-  if (size != size_ || place != place_) ForgetAhead();
+  if (size != size_ || place != place_) {
+    ForgetAhead();
+    before_.clear();
+  }
   size_ = size;
   place_ = place;
   if (plan_.cut == Cut::kGrowingBatches) batch_ = plan_.batch * size;
+}
+
+void Samples::Share(std::vector<int64_t> parts) {
+  ForgetAhead();
+  before_.assign(1, 0);
+  for (int64_t part : parts) before_.push_back(before_.back() + part);
+  if (parts.size() != static_cast<size_t>(size_) || before_.back() == 0) before_.clear();
 }
 
 std::vector<int64_t> Samples::DrawAhead() {
@@ -21,8 +39,8 @@ std::vector<int64_t> Samples::DrawAhead() {
   if (by_position()) {
     if (number * size_ < left()) positions.push_back(At((number * size_ + place_) % left()));
   } else if (number < Batches(left())) {
-    const Share share = ShareOf(number);
-    for (int64_t at = share.first; at < share.end; at += size_) positions.push_back(At(number * batch_ + at));
+    const Slice slice = SliceOf(number);
+    for (int64_t at = slice.first; at < slice.end; at += slice.step) positions.push_back(At(number * batch_ + at));
   }
   drawn_ += !positions.empty();
   return positions;
@@ -53,7 +71,7 @@ int64_t Samples::Weight(const Contributors& contributors) const {
   for (int64_t number = 0; number < taken_; ++number) {
     const int64_t count = CountIn(number);
     if (count >= size_) {
-      counts += SizeOf(ShareOf(number));
+      counts += SizeOf(SliceOf(number));
       continue;
     }
     bool is_lowest = true;
@@ -90,16 +108,19 @@ int64_t Samples::At(int64_t index) const {
 
 int64_t Samples::CountIn(int64_t number) const { return std::min(batch_, left() - number * batch_); }
 
-Samples::Share Samples::ShareOf(int64_t number) const {
-  const int64_t count = CountIn(number);
-  return {count < size_ ? place_ % count : place_, count};
+int64_t Samples::Begins(int64_t count, int32_t place) const {
+  return place + (count - size_) * before_[static_cast<size_t>(place)] / before_.back();
 }
 
-int64_t Samples::SizeOf(const Share& share) const { return (share.end - share.first + size_ - 1) / size_; }
+Samples::Slice Samples::SliceOf(int64_t number) const {
+  const int64_t count = CountIn(number);
+  if (!before_.empty() && count >= size_) return {Begins(count, place_), Begins(count, place_ + 1), 1};
+  return {count < size_ ? place_ % count : place_, count, size_};
+}
 
 int64_t Samples::SizeOfShares(int64_t first, int64_t end) const {
   int64_t positions = 0;
-  for (int64_t number = first; number < end; ++number) positions += SizeOf(ShareOf(number));
+  for (int64_t number = first; number < end; ++number) positions += SizeOf(SliceOf(number));
   return positions;
 }
 
@@ -107,9 +128,13 @@ int64_t Samples::Dealt(int64_t draws) const { return std::min(draws * (by_positi
 
 bool Samples::IsIn(int64_t index, const std::vector<int32_t>& contributors) const {
   const int64_t in_batch = by_position() ? index : index % batch_;
-  const int64_t among = by_position() ? size_ : std::min<int64_t>(size_, CountIn(index / batch_));
-  return std::any_of(contributors.begin(), contributors.end(),
-                     [&](int32_t each) { return each % among == in_batch % among; });
+  const int64_t count = by_position() ? size_ : CountIn(index / batch_);
+  const int64_t among = std::min<int64_t>(size_, count);
+  const auto has = [&](int32_t place) {
+    if (before_.empty() || count < size_) return place % among == in_batch % among;
+    return Begins(count, place) <= in_batch && in_batch < Begins(count, place + 1);
+  };
+  return std::any_of(contributors.begin(), contributors.end(), has);
 }
 
 }  // namespace ringtrain

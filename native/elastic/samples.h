@@ -11,9 +11,10 @@
 //
 // Batches. What is left is cut into batches as one process cuts it. Within a batch of N positions the rank at place p
 // of n has p, p + n, p + 2n, … So shares differ by one at most. Weighed by its number of positions each rank's mean
-// makes the mean of the batch. Where a batch has fewer positions than there are ranks, places N and above compute what
-// place p modulo N does, since every rank must take part, and weigh nothing; if a place is lost within the step, the
-// lowest of those that have computed the same takes its part.
+// makes the mean of the batch. Ranks of unequal speed have unequal shares of it: then a place has consecutive
+// positions, one and its part of the others (Share). Where a batch has fewer positions than there are ranks, places N
+// and above compute what place p modulo N does, since every rank must take part, and weigh nothing; if a place is lost
+// within the step, the lowest of those that have computed the same takes its part.
 #ifndef RINGTRAIN_ELASTIC_SAMPLES_H_
 #define RINGTRAIN_ELASTIC_SAMPLES_H_
 
@@ -45,6 +46,9 @@ class Samples {
 
   // Deals to so many ranks from here on, where nothing is taken.
   void Deal(int32_t size, int32_t place);
+  // Of batches, from here on, where nothing is taken: what each place has beyond one position, in any unit; empty for
+  // equal shares, as Deal leaves them to other ranks.
+  void Share(std::vector<int64_t> parts);
   // Gives up what was drawn for later windows.
   void ForgetAhead() { drawn_ = taken_; }
   // This rank's positions of the next draw, for whatever window; none if there is none left.
@@ -73,15 +77,15 @@ class Samples {
   int64_t batch() const { return batch_; }
 
  private:
-  struct Share {  // places in a batch, from the first on, each `size_` further
-    int64_t first, end;
+  struct Slice {  // positions in a batch, from the first on, each a step further
+    int64_t first, end, step;
   };
   bool by_position() const { return plan_.cut == Cut::kPositions; }
   int64_t Batches(int64_t positions) const;
-  int64_t At(int64_t index) const;        // of what is left
-  int64_t CountIn(int64_t number) const;  // positions of a batch
-  Share ShareOf(int64_t number) const;    // of it, this rank's
-  int64_t SizeOf(const Share& share) const;
+  int64_t At(int64_t index) const;                         // of what is left
+  int64_t CountIn(int64_t number) const;                   // positions of a batch
+  int64_t Begins(int64_t count, int32_t place) const;      // of unequal shares of so many positions, that place's first
+  Slice SliceOf(int64_t number) const;                     // of a batch, this rank's
   int64_t SizeOfShares(int64_t first, int64_t end) const;  // of batches
   int64_t Dealt(int64_t draws) const;
   bool IsIn(int64_t index, const std::vector<int32_t>& contributors) const;
@@ -90,6 +94,7 @@ class Samples {
   int64_t next_;
   std::vector<int64_t> given_back_;
   int32_t size_ = 1, place_ = 0;
+  std::vector<int64_t> before_;  // with unequal shares: the sum of the parts of all places before each, and of all
   int64_t batch_;
   int64_t taken_ = 0, drawn_ = 0;
 };

@@ -105,7 +105,7 @@ void Steps::TookState() {
 void Steps::DealIn(int64_t world, StepEffects* effects) {
   dealt_in_ = world;
   const Place place = worlds_.at(world);
-  effects->push_back(step_effect::Deal{place.size, place.place});
+  effects->push_back(step_effect::Deal{world, place.size, place.place});
 }
 
 }  // namespace ringtrain

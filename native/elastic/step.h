@@ -74,7 +74,8 @@ namespace step_effect {
 struct Finish {  // the window has ended: the samples that these places have drawn for it are in it
   Contributors contributors;
 };
-struct Deal {  // the next window, to so many, of whom this rank is the one at that place
+struct Deal {  // the next window, to so many of a world, of whom this rank is the one at that place
+  int64_t world;
   int32_t size, place;
 };
 struct RefuseUnlike {};  // who joins with other values leaves before the state is given out

@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 23
+#define RT_ABI_VERSION 24
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -375,7 +375,8 @@ void rt_membership_admits(rt_membership* membership, int32_t admits);
 /* Places are those of ranks in a dealing; a count of -1 is of all of them, where no places follow. */
 typedef struct {
   int32_t kind;          /* StepEffect's: 0 finish, 1 deal, 2 refuse unlike, 3 renew sets, 4 take state */
-  int32_t size, place;   /* of deal */
+  int64_t world;         /* of deal */
+  int32_t size, place;   /* likewise */
   const int32_t* places; /* of finish, until the next call */
   int32_t count;         /* of them */
 } rt_step_effect;
@@ -416,6 +417,8 @@ rt_samples* rt_samples_open(int32_t cut, int64_t count, int64_t batch, int32_t d
 void rt_samples_free(rt_samples* samples);
 void rt_samples_look(rt_samples* samples, rt_samples_state* state);
 void rt_samples_deal(rt_samples* samples, int32_t size, int32_t place);
+/* parts: of each place; none for equal shares. Returns -1 without memory. */
+int32_t rt_samples_share(rt_samples* samples, const int64_t* parts, int32_t count);
 void rt_samples_forget_ahead(rt_samples* samples);
 /* positions: until the next call. Returns their number, or -1 without memory. */
 int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions);

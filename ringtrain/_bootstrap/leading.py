@@ -28,6 +28,7 @@ from ringtrain.version import __version__
 
 NOTICES = "RINGTRAIN_ELASTIC_NOTICE"  # names of the signals that ask a rank to leave between two steps
 PLANNED = "RINGTRAIN_ELASTIC_PLANNED"  # see `Member.planned`
+BALANCED = "RINGTRAIN_ELASTIC_BALANCED"  # see `Member.balances`
 SECONDS_OF_SILENCE = 5.0  # of the authority, which says something each second; then it is called anew
 SECONDS_BETWEEN_CALLS = 0.5
 SECONDS_TO_ANSWER = 5.0  # of an authority that is called
@@ -48,12 +49,13 @@ class Link(Protocol):
 
     Attributes:
         notices: names of the signals that ask this rank to leave.
-        planned: see `Member.planned`.
+        planned, balances: see `Member`.
         leave_code: exit code of a rank that leaves on notice.
     """
 
     notices: Sequence[str]
     planned: int
+    balances: bool
     leave_code: int
 
     def open(self) -> None:
@@ -86,6 +88,7 @@ class AgentLink:
     def __init__(self, number: int):
         self.notices: Sequence[str] = [name for name in environment().get(NOTICES, "").split(",") if name]
         self.planned = int(environment().get(PLANNED) or 0)
+        self.balances = bool(environment().get(BALANCED))
         self._number = number
         self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._pending = b""
@@ -150,6 +153,7 @@ class AuthorityLink:
     def __init__(self, address: Address, secret: bytes):
         self.notices: Sequence[str] = ()
         self.planned = self.leave_code = 0
+        self.balances = False
         self._address, self._secret = address, secret
         # What this process says of itself with each call.
         self._self: dict[str, Any] = {
@@ -201,6 +205,7 @@ class AuthorityLink:
             raise UnsupportedError(f"init: {welcome['refused']}")
         self._self.update(job=welcome["job"], host=welcome["host"], slot=welcome["slot"])
         self.notices, self.planned, self.leave_code = welcome["notices"], welcome["planned"], welcome["leave_code"]
+        self.balances = welcome["balances"]
         self._grace = welcome["grace"]
         return ElasticPlace(self._self["uid"], welcome["slot"], welcome["slot"], welcome["host"], listens)
 

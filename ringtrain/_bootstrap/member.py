@@ -54,12 +54,13 @@ class Member:
         worlds: how many have begun for this process.
         planned: ranks whose batches make up that of a step, however many there are (`--batch constant`); 0: each rank's batch
             stays the same.
+        balances: whether the shares of such a batch follow how fast the ranks are (`--batch balanced`).
     """
 
     def __init__(self, place: ElasticPlace, program: str, opener: Opener, link: Link):
         self.wants_pause = False
         self.worlds = 0
-        self.planned = link.planned
+        self.planned, self.balances = link.planned, link.balances
         self._place = place
         self._link = link
         self._opener = opener

@@ -92,6 +92,10 @@ class Order:
         """Deals to so many ranks from here on, of which this is the one at that place; where nothing is taken."""
         lib.rt_samples_deal(self._native, size, place)
 
+    def share(self, counts: Sequence[int]) -> None:
+        """Of batches, where nothing is taken: how many positions of a whole one each place has from here on; none for equal shares."""
+        require(lib.rt_samples_share(self._native, [each - 1 for each in counts], len(counts)))
+
     def forget_ahead(self) -> None:
         """Gives up what was drawn for later windows, which will be drawn again."""
         lib.rt_samples_forget_ahead(self._native)

@@ -82,6 +82,7 @@ class BatchSampler:
         self._keeps_rest = False  # the follower ends an epoch before what `drop_last` leaves out
         self._has_given_all = False  # of the epoch, to an iteration
         self._batches_given = 0  # of the epoch, to the present iteration
+        self._shares: list[int] = []  # of a whole batch by place; none if they are equal
         self._weight = 1  # of the last window that had a batch
         if self._count < 1 or self.batch_size < 1:
             raise InvalidArgumentError(
@@ -179,7 +180,20 @@ class BatchSampler:
         """Deals the next window to so many ranks, of which this is the one at that place."""
         if (size, place) != (self._open.size, self._open.place):
             self.dealing += 1
+            self._shares = []
         self._open.deal(size, place)
+
+    def share(self, counts: Sequence[int]) -> None:
+        """Deals so many samples of a whole batch to each place from the next window on; none for equal shares."""
+        if counts != self._shares:
+            self.dealing += 1
+            self._shares = list(counts)
+            self._open.share(counts)
+
+    @property
+    def batch(self) -> int:
+        """Samples that a whole batch has on all ranks together."""
+        return self._open.batch
 
     @property
     def drawn(self) -> str:
@@ -267,6 +281,7 @@ class BatchSampler:
             else GrowingOrder(self._count, self.batch_size, drops, next_position, given_back)
         )
         order.deal(size, place)
+        order.share(self._shares)
         return order
 
 

@@ -1,5 +1,6 @@
 """How far a rank is with its steps, as the ranks of a world tell each other, and what a step is of a training."""
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -39,6 +40,12 @@ class Training(Protocol):
 
     def deal(self, size: int, place: int) -> None:
         """The samples of the next window are dealt to so many ranks, of which this is the one at that place."""
+
+    def batch(self) -> int:
+        """Samples of a batch on all ranks together."""
+
+    def share(self, counts: Sequence[int]) -> None:
+        """So many samples of a whole batch are dealt to each place, from the next window on; none for equal shares."""
 
     def drawn(self) -> str:
         """What this rank has drawn for the open window, in words that must be the same on all ranks."""

@@ -47,6 +47,15 @@ class StateTraining:
         if self._sampler is not None:
             self._sampler.deal(size, place)
 
+    def batch(self) -> int:
+        """Samples of a batch on all ranks together."""
+        return 0 if self._sampler is None else self._sampler.batch
+
+    def share(self, counts: Sequence[int]) -> None:
+        """Deals so many of them to each place; without a sampler they are the script's."""
+        if self._sampler is not None:
+            self._sampler.share(counts)
+
     def drawn(self) -> str:
         """What this rank has drawn for the open window."""
         return "" if self._sampler is None else self._sampler.drawn

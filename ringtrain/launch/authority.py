@@ -25,6 +25,7 @@ class Rules(NamedTuple):
         notices: names of the signals by which a rank, or a host, is asked to leave.
         launcher_grace: seconds that agents keep their ranks when the launcher is lost, for one that takes the job up.
         planned: ranks whose batches make up that of a step, however many there are; 0: each rank's batch stays the same.
+        balances: whether shares of such a batch follow how fast the ranks are.
     """
 
     minimum: int
@@ -36,6 +37,7 @@ class Rules(NamedTuple):
     notices: tuple[str, ...] = ("SIGTERM",)
     launcher_grace: float = 60.0
     planned: int = 0
+    balances: bool = False
 
 
 class Action(NamedTuple):

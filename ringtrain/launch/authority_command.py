@@ -15,7 +15,7 @@ from ringtrain._rendezvous.server import Server
 from ringtrain.errors import RingtrainError
 from ringtrain.launch import settings
 from ringtrain.launch.authority import Rules
-from ringtrain.launch.elastic_flags import ELASTIC_SECONDS, LAUNCHER_GRACE, PAUSES, signals_of_a_notice
+from ringtrain.launch.elastic_flags import BATCHES, ELASTIC_SECONDS, LAUNCHER_GRACE, PAUSES, signals_of_a_notice
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.mpi import LaunchError
 from ringtrain.launch.record import RecordFile
@@ -74,7 +74,7 @@ GATHER = 10.0  # seconds until the first world, once there are enough ranks
 )
 @click.option(
     "--batch",
-    type=click.Choice(["rank", "constant"]),
+    type=click.Choice(BATCHES),
     default="rank",
     show_default=True,
     help="what stays the same when the number of ranks changes: the batch of each rank, or that of a step",
@@ -101,7 +101,8 @@ def authority(
             reset_limit,
             notices=signals_of_a_notice(notice_signal),
             launcher_grace=grace,
-            planned=maximum if batch == "constant" else 0,
+            planned=0 if batch == "rank" else maximum,
+            balances=batch == "balanced",
         )
         secret = secret_of(environment())
         if not secret:

@@ -70,7 +70,7 @@ class ElasticJob(Job):
     def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
         """The agents as the engine."""
         slots = Slots(self.plan, line, self.agents, words)
-        slots.notices, slots.planned = self.rules.notices, self.rules.planned
+        slots.notices, slots.planned, slots.balances = self.rules.notices, self.rules.planned, self.rules.balances
         return slots
 
     def _start_listeners(self) -> None:

@@ -18,6 +18,7 @@ NOTICE_GRACE = 30.0  # seconds from the notice to a rank until it is ended
 LAUNCHER_GRACE = 60.0  # seconds that ranks go on without a launcher
 NOTICES = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")  # that may be one
 
+BATCHES = ("rank", "constant", "balanced")  # what stays the same when the number of ranks changes
 BESIDE_RESUME = ("resume", "verbose")
 
 
@@ -54,9 +55,9 @@ def options() -> list[click.Option]:
         ),
         click.Option(
             ["--batch"],
-            type=click.Choice(["rank", "constant"]),
+            type=click.Choice(BATCHES),
             help="of --elastic: what stays the same when the number of ranks changes: the batch of each rank, or that of a step, "
-            "which is a rank's times the MAX of -np (rank)",
+            "which is a rank's times the MAX of -np, in equal shares, or balanced: in shares by how fast the ranks are (rank)",
         ),
         click.Option(
             ["--resume"],
@@ -134,7 +135,8 @@ def rules(given: Mapping[str, Any], minimum: int, maximum: int) -> Rules | None:
         notice_grace=grace,
         notices=notices,
         launcher_grace=launcher_grace,
-        planned=maximum if given["batch"] == "constant" else 0,
+        planned=0 if given["batch"] in (None, "rank") else maximum,
+        balances=given["batch"] == "balanced",
     )
 
 

@@ -153,6 +153,7 @@ class Service:
             "slot": seat.slot,
             "notices": rules.notices,
             "planned": rules.planned,
+            "balances": rules.balances,
             "grace": rules.launcher_grace,
             "leave_code": self._terms.leave_code,
         }

@@ -10,7 +10,8 @@ from ringtrain._rendezvous.agent_protocol import RankNews
 from ringtrain.launch.agents import Agents
 from ringtrain.launch.reach import Agent
 
-NOTICES, PLANNED = "RINGTRAIN_ELASTIC_NOTICE", "RINGTRAIN_ELASTIC_PLANNED"  # see ringtrain._bootstrap.leading
+# See ringtrain._bootstrap.leading.
+NOTICES, PLANNED, BALANCED = "RINGTRAIN_ELASTIC_NOTICE", "RINGTRAIN_ELASTIC_PLANNED", "RINGTRAIN_ELASTIC_BALANCED"
 
 
 class Slots(Agents):
@@ -21,6 +22,7 @@ class Slots(Agents):
         processes: uids of the processes, by the slot's number in the job.
         notices: names of the signals by which one is asked to leave.
         planned: ranks whose batches make up that of a step; 0 if each rank's stays the same.
+        balances: whether the shares of such a batch follow how fast the ranks are.
     """
 
     is_over = False
@@ -30,7 +32,7 @@ class Slots(Agents):
         self._left = dict.fromkeys(self._agents, 0)
         self.processes: dict[int, str] = {}
         self.notices: tuple[str, ...] = ()
-        self.planned = 0
+        self.planned, self.balances = 0, False
         self._listens: dict[
             str, str
         ] = {}  # where a host's ranks listen, by name, if that has changed since its agent was told
@@ -50,6 +52,8 @@ class Slots(Agents):
         request["variables"] = {"RINGTRAIN_ELASTIC": f"{uid} {agent.host.name}", NOTICES: ",".join(self.notices)}
         if self.planned:
             request["variables"][PLANNED] = str(self.planned)
+        if self.balances:
+            request["variables"][BALANCED] = "1"
         if agent.host.name in self._listens:
             request["variables"]["RINGTRAIN_ELASTIC_LISTEN"] = self._listens[agent.host.name]
         agent.send(request)

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
 
 COUNTS, BATCHES, SIZES = st.integers(0, 60), st.integers(1, 20), st.integers(1, 7)
+COUNTS_OF_PLACES = st.lists(st.integers(1, 9), max_size=7)  # shares of a whole batch, if there are as many as ranks
 ALL = settings(max_examples=60)
 
 
-def ranks(size: int, count: int, batch: int, drops_last: bool = False, progress: tuple = (0, ())) -> list[BatchOrder]:
+def ranks(
+    size: int, count: int, batch: int, drops_last: bool = False, progress: tuple = (0, ()), shares: Sequence[int] = ()
+) -> list[BatchOrder]:
     orders = [BatchOrder(count, batch, drops_last, *progress) for _ in range(size)]
     for place, order in enumerate(orders):
         order.deal(size, place)
+        order.share(shares)
     return orders
 
 
@@ -24,10 +28,10 @@ def mean(values: Sequence[int]) -> Fraction:
 
 
 @ALL
-@given(COUNTS, BATCHES, SIZES, st.booleans())
-def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, size, drops_last):
+@given(COUNTS, BATCHES, SIZES, st.booleans(), COUNTS_OF_PLACES)
+def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, size, drops_last, unequal):
     """In each batch, over an epoch; with values of which any other choice, or weight, makes another mean."""
-    orders, cut = ranks(size, count, batch, drops_last), range(0, count, batch)
+    orders, cut = ranks(size, count, batch, drops_last, shares=unequal), range(0, count, batch)
     whole = [range(first, min(first + batch, count)) for first in cut if not drops_last or first + batch <= count]
     assert {order.draws_left for order in orders} == {len(whole)} == {batches_in(count, batch, drops_last)}
     for positions in whole:
@@ -36,7 +40,8 @@ def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, si
         values = [mean([each**2 for each in share]) for share in shares]
         expected = mean([each**2 for each in positions])
         assert sum(w * value for w, value in zip(weights, values, strict=True)) == expected * sum(weights)
-        assert sum(weights) == len(positions) and max(weights) - min(weights) <= 1
+        assert sum(weights) == len(positions)
+        assert max(weights) - min(weights) <= 1 or len(unequal) == size
         for order in orders:
             order.release()
     assert [order.draw() for order in orders] == [None] * size
@@ -51,7 +56,7 @@ def test_each_position_is_brought_to_one_released_window(data, count, batch):
     progress: tuple = (0, ())
     for _ in range(200):
         size = data.draw(SIZES)
-        orders = ranks(size, count, batch, progress=progress)
+        orders = ranks(size, count, batch, progress=progress, shares=data.draw(COUNTS_OF_PLACES))
         if orders[0].draws_left == 0:
             break
         for order in orders:
@@ -76,6 +81,20 @@ def positions_of(orders: list[BatchOrder], shares: list[list[list[int]]], living
     brought = {position for place in living for share in shares[place] for position in share}
     assert all(orders[place].weight(living) <= sum(map(len, shares[place])) for place in living)
     return sorted(brought)
+
+
+def test_shares_are_those_that_were_asked_for():
+    """Of a whole batch exactly, of a smaller one about so, with one position at least; equal ones again among others."""
+    first, second, third = orders = ranks(3, 30, 12, shares=[2, 3, 7])
+    assert [order.draw() for order in orders] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9, 10, 11]]
+    assert [len(order.draw() or []) for order in orders] == [2, 3, 7] and first.shares_left == 1
+    for order in orders:
+        order.release({0, 2})
+    assert {(order.next_position, *order.given_back) for order in orders} == {(24, 2, 3, 4, 14, 15, 16)}
+    assert [len(order.draw() or []) for order in orders] == [2, 3, 7]
+    third.release({2})
+    third.deal(2, 1)
+    assert third.left == 5 and len(third.draw() or []) == 2 and second.taken == 1
 
 
 def test_a_place_without_a_share_takes_the_part_of_a_lost_one():

@@ -91,6 +91,7 @@ TRAINING = """
                 time.sleep(0.02)
             rank = hvd.rank()  # within the step others may die, but those that are left keep their order
             optimizer.zero_grad()
+            time.sleep(float(os.environ.get("SLOW", 0)) * len(indices) * 2 ** (2 - int(slot)))  # that of slot 2 is the fastest
             (model(indices, x) - y).square().mean().backward()
             print("applied", state.step, rank, sampler.weight(None), *indices.tolist(), flush=True)
             fault("released")
@@ -199,6 +200,24 @@ def test_a_death_within_a_step_of_unequal_shares(job: Job) -> None:
     steps = assert_as_alone(said, 2)
     assert steps[:3] == planned_steps()[:3]
     assert [[len(samples) for samples in step] for step in steps_of(said)[2:5]] == [[3, 3, 2], [3, 3], [4, 4]]
+
+
+@pytest.mark.parametrize(
+    "faults, loader",
+    [
+        ({"1/8/backward": KILL}, {}),
+        pytest.param({}, {"num_workers": 2}, marks=pytest.mark.long),
+        pytest.param({"0/8/released": KILL}, {"num_workers": 2}, marks=pytest.mark.long),
+        pytest.param({"2/7/backward": KILL, "1/10/backward": KILL}, {}, marks=pytest.mark.long),
+    ],
+    ids=["a death", "workers", "a death, workers", "two deaths"],
+)
+def test_shares_that_follow_how_fast_ranks_are(faults: dict[str, str], loader: dict, job: Job) -> None:
+    """The same steps as one process, though the shares are others from the sixth on; what is lost comes again."""
+    said = run(job, 3, *LATER, "--batch", "balanced", FAULTS=json.dumps(faults), LOADER=json.dumps(loader), SLOW="0.02")
+    assert_as_alone(said, 3 - len(faults))
+    sizes = [[len(samples) for samples in step] for step in steps_of(said)]
+    assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[5] in ([1, 2, 5], [1, 3, 4]), sizes
 
 
 @pytest.mark.long

@@ -231,6 +231,10 @@ RT_TEST(samples_of_an_elastic_job) {
   const int32_t places[] = {0};
   rt_samples_deal(samples, 2, 0);
   Starve("rt_samples_draw_ahead", [&] { return rt_samples_draw_ahead(samples, &positions) == 2; });
+  const int64_t parts[] = {2, 1};
+  Starve("rt_samples_share", [&] { return rt_samples_share(samples, parts, 2) == 1; });
+  rt_samples_share(samples, nullptr, 0);
+  Starve("rt_samples_draw_ahead", [&] { return rt_samples_draw_ahead(samples, &positions) == 2; });
   rt_samples_take(samples, 1);
   Starve("rt_samples_weight", [&] { return rt_samples_weight(samples, places, 1) == 2; });
   Starve("rt_samples_release", [&] { return rt_samples_release(samples, places, 1) == 1; });

@@ -1,6 +1,6 @@
 """``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``_training.sharding`` decides who reads what."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 import torch
@@ -81,6 +81,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._planned = membership.planned()
         # Samples that a loader's batch has on all ranks together, and whether it drops a smaller one. No loader has asked yet.
         self._cut = max(1, len(dataset)), False
+        self._shares: list[int] = []  # of a whole batch by place; none if they are equal
         self._weight = 1  # of the last window that had a batch
         if self._planned:
             serve_loaders()
@@ -115,8 +116,21 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Deals the next window to so many ranks, of which this is the one at that place."""
         if (size, place) != (self._open.size, self._open.place):
             self.dealing += 1
+            self._shares = []
         self.num_replicas, self.rank = size, place
         self._open.deal(size, place)
+
+    def share(self, counts: Sequence[int]) -> None:
+        """Deals so many samples of a whole batch to each place from the next window on; none for equal shares."""
+        if counts != self._shares:
+            self.dealing += 1
+            self._shares = list(counts)
+            self._open.share(counts)
+
+    @property
+    def batch(self) -> int:
+        """Samples that a whole batch has on all ranks together."""
+        return self._cut[0]
 
     @property
     def drawn(self) -> str:
@@ -245,6 +259,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             else SampleOrder(count, next_position, given_back)
         )
         order.deal(self.num_replicas, self.rank)
+        order.share(self._shares)
         return order
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -442,6 +442,15 @@ class _Training:
         """Deals the samples of the next window."""
         for sampler in self.samplers:
             sampler.deal(size, place)
+
+    def batch(self) -> int:
+        """Samples of a batch on all ranks together."""
+        return self.samplers[0].batch if self.samplers else 0
+
+    def share(self, counts: Sequence[int]) -> None:
+        """Deals so many of them to each place."""
+        for sampler in self.samplers:
+            sampler.share(counts)
 
     def drawn(self) -> str:
         """What this rank has drawn for the open window."""
