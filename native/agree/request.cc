@@ -166,13 +166,13 @@ Status CheckCompression(const Request& request) {
                              std::string(Text(request.compression)) + ". Leave it out, or cast the tensor.");
 }
 
-Status CheckRoot(const Request& request, const std::vector<int>& members) {
+Status CheckRoot(const Request& request, const std::vector<int>& members, const std::string& label = "root") {
   if (std::binary_search(members.begin(), members.end(), request.root)) return {};
   const bool whole_range = members.back() - members.front() + 1 == static_cast<int>(members.size());
   const std::string expected =
       whole_range ? "in [" + std::to_string(members.front()) + ", " + std::to_string(members.back() + 1) + ")"
                   : "one of " + RanksText(members);
-  return Refuse(request, "root must be " + expected + ", got " + std::to_string(request.root) + ".");
+  return Refuse(request, label + " must be " + expected + ", got " + std::to_string(request.root) + ".");
 }
 
 Status CheckSplits(const Request& request, const std::vector<int>& members) {
@@ -223,7 +223,7 @@ Status CheckPair(const Request& request, const std::vector<int>& members) {
     return Refuse(request, "takes one tensor and one tag, got " + std::to_string(request.tensors.size()) + " and " +
                                std::to_string(request.splits.size()) + ".");
   if (request.operation == Operation::kReceive && request.root == kAnyRank) return {};
-  return CheckRoot(request, members);
+  return CheckRoot(request, members, request.operation == Operation::kSend ? "the rank to send to" : "the source");
 }
 
 // ---- the bytes of an attribute, by its type ----

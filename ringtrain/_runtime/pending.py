@@ -309,6 +309,10 @@ class Operation:
         """join: the rank that joined last. add_process_set: the new id."""
         return lib.rt_result(self._handle)
 
+    @property
+    def _label(self) -> str:
+        return f"'{self._name}'" if self._name else "the operation"
+
     def _wait_on(self, timeout: float | None, waited: float) -> int:
         """The slow part of ``wait``: slice by slice, so that signals are handled and log lines appear."""
         deadline = None if timeout is None else time.monotonic() + timeout - waited
@@ -317,7 +321,7 @@ class Operation:
             remaining = _SLICE_SECONDS if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(
-                    f"wait: the operation must be done within {timeout} s, but is pending. Other ranks may be late."
+                    f"wait: {self._label} must be done within {timeout} s, but is pending. Other ranks may be late."
                 )
             status = lib.rt_wait(self._handle, min(remaining, _SLICE_SECONDS), ffi.NULL)
             if status != PENDING:
@@ -328,7 +332,7 @@ class Operation:
         while (status := lib.rt_poll(self._handle)) == PENDING:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"wait: the operation must be done within {timeout} s, but a GPU is at work for it. Other ranks may be late."
+                    f"wait: {self._label} must be done within {timeout} s, but a GPU is at work for it. Other ranks may be late."
                 )
             time.sleep(_GPU_PAUSE_SECONDS)
         return status

@@ -145,7 +145,7 @@ def test_bad_arguments_are_this_ranks_alone(three: World) -> None:
         array = np.zeros(3)
         with pytest.raises(InvalidArgumentError, match=rf"the other rank must be another one, but is {rank}"):
             rt.send(array, rank)
-        with pytest.raises(InvalidArgumentError, match=r"root must be in \[0, 3\), got 7"):
+        with pytest.raises(InvalidArgumentError, match=r"the source must be in \[0, 3\), got 7"):
             rt.receive(array, 7)
         with pytest.raises(InvalidArgumentError, match="tag"):
             rt.send(array, (rank + 1) % 3, tag=1.5)

@@ -34,7 +34,8 @@ class Tags:
     def submit(self, operation: str, values: Tensor, other: int, tag: int) -> Operation:
         """A send of, or a receive into, values in host memory."""
         buffer = lent_buffer(values)
-        name = f"{self._prefix}.{operation}.{next(self._numbers)}"
+        whom = "any rank" if other == ANY_RANK else f"rank {other}"
+        name = f"{self._prefix}.{operation}.{next(self._numbers)} ({whom}, tag {tag})"
         return self._context.submit(
             operation, name, [buffer], [buffer], once=True, splits=[self._first + tag], root=other
         )
