@@ -11,7 +11,7 @@ from ringtrain._binding import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {23: "72caa58ca0aa5145"}
+DIGESTS = {24: "0c0c62680a928d39"}
 
 
 def declarations() -> str:

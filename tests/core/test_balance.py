@@ -80,6 +80,12 @@ def test_a_pace_leaves_waiting_out_and_moves_slowly():
     )
 
 
+def test_the_first_windows_of_a_world_are_not_measured():
+    rank = Windows()
+    rank.pace.enter_world()
+    assert [rank.told(90.0, 5.0), rank.told(1.0), rank.told(1.0)] == [0.0, 12.0, 12.0]
+
+
 def test_a_pause_is_no_speed_and_a_slower_rank_is_believed_the_second_time():
     rank = Windows()
     told = [rank.told(seconds) for seconds in (1.0, 50.0, 1.0, 2.0, 2.0, 1.0, 1.0)]

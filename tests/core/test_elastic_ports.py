@@ -32,7 +32,7 @@ class Opener:
 
 
 class Link:
-    planned, leave_code, notices = 0, 0, ()
+    planned, balances, leave_code, notices = 0, False, 0, ()
 
     def key_of(self, drawn):
         return bytearray()

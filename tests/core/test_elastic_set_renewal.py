@@ -241,7 +241,7 @@ def test_a_lost_set_is_what_survive_comes_to_on_all_ranks():
     """It is raised when all have come so far, also by those that have not asked for the set; the next window is in step."""
 
     class Member:
-        wants_pause = False
+        wants_pause = balances = False
         begin_step = staticmethod(lambda: True)
         got_state = staticmethod(lambda: None)
 

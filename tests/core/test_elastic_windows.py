@@ -12,7 +12,7 @@ from ringtrain.testing import World
 class Member:
     """Of a job in which nobody comes or goes."""
 
-    wants_pause = False
+    wants_pause = balances = False
 
     def begin_step(self):
         return True

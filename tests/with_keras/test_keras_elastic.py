@@ -101,7 +101,7 @@ class FakeMember:
     """A rank of an elastic job, of which only the loop's questions are asked."""
 
     wants_pause = False
-    planned = 0
+    planned, balances = 0, False
 
     def __init__(self, ended):
         self._ended = ended

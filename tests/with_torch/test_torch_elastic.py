@@ -131,7 +131,7 @@ class FakeMember:
 
     def __init__(self):
         self.wants_pause = False
-        self.planned = 0
+        self.planned, self.balances = 0, False
         self.synced = 0
 
     def got_state(self):
