@@ -11,6 +11,7 @@ from time import perf_counter
 
 PAYS = 1.05  # as many times as fast a step must become for shares to change: readers then give up what they have read ahead
 EVERY = 4  # windows, about, from one decision to the next
+SKIPPED = 2  # windows of a world that are not measured
 _NOISE = 0.25  # by which part a speed may differ from the one before and be a measurement of the same
 _GAIN = 0.25  # by which part of such a difference the told one moves
 
@@ -29,6 +30,11 @@ class Pace:
         self._samples, self._seconds = 0, 0.0  # since it was told last
         self._told = 0.0
         self._has_doubt = False
+        self._skipped = 0
+
+    def enter_world(self) -> None:
+        """The next windows are not like others: programs are compiled, and readers begin."""
+        self._skipped = SKIPPED
 
     def begin_exchange(self) -> None:
         """From here on this rank may wait for others."""
@@ -42,9 +48,12 @@ class Pace:
 
     def note_window(self, samples: int) -> None:
         """A window has ended, in which this rank had so many samples."""
+        own, self._own = self._own, 0.0
+        if self._skipped > 0:
+            self._skipped -= 1
+            return
         self._samples += samples
-        self._seconds += self._own
-        self._own = 0.0
+        self._seconds += own
 
     def tell(self) -> float:
         """Samples a second; 0 if no window was measured so far."""

@@ -356,6 +356,8 @@ class Transaction:
     def _enter_world(self) -> None:
         self._pauses, self._joiners = False, ()
         self._decides_at = 0
+        if self._pace is not None:
+            self._pace.enter_world()
         context = current()
         context.awaits_gpus = True
         if self._context is not None and self._context is not context:

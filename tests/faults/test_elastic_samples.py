@@ -37,6 +37,7 @@ FRAMES = {
 every_frame = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 CONSTANT = "--batch", "constant"
+BALANCED = "--batch", "balanced"
 
 
 def run(job: Job, frame: dict[str, str], *flags: str, ranks: int = 3, code: int = 0, **variables: str) -> str:
@@ -47,7 +48,8 @@ def run(job: Job, frame: dict[str, str], *flags: str, ranks: int = 3, code: int 
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", f"1:{PLANNED}", *hosts]
     line += ["--blacklist-cooldown-range", cooldown, cooldown, *flags, python, str(script)]
     numbers = {"SAMPLES": str(SAMPLES), "EPOCHS": str(EPOCHS), "BATCH": str(BATCH)}
-    environment = rank_environment(**{**QUIET, **numbers, **frame, **variables})
+    slow = {"SLOW": "0.005"} if "balanced" in flags else {}
+    environment = rank_environment(**{**QUIET, **numbers, **slow, **frame, **variables})
     done: subprocess.CompletedProcess = job.run(*line, seconds=SECONDS, env=environment)
     assert done.returncode == code, done.stdout + done.stderr[-6000:]
     assert "WorldChangedError" not in done.stdout + done.stderr
@@ -102,9 +104,10 @@ def test_a_lost_ranks_samples_come_in_the_next_step(job: Job) -> None:
     assert said.count("change 3 2") == 2
 
 
-def test_a_constant_batch_is_that_of_one_process(job: Job) -> None:
+@pytest.mark.parametrize("flags", [CONSTANT, BALANCED], ids=["constant", "balanced"])
+def test_a_constant_batch_is_that_of_one_process(flags: tuple[str, ...], job: Job) -> None:
     """Three ranks have shares of eight samples, and of two in the last step, where one of them weighs nothing."""
-    assert assert_each_once(run(job, NUMPY, *CONSTANT), 3) == planned_steps()
+    assert assert_each_once(run(job, NUMPY, *flags), 3) == planned_steps()
 
 
 @pytest.mark.long
@@ -124,7 +127,7 @@ def test_a_constant_batch_is_that_of_one_process(job: Job) -> None:
     ],
     ids=lambda faults: " ".join(faults),
 )
-@pytest.mark.parametrize("flags", [(), CONSTANT], ids=["", "constant"])
+@pytest.mark.parametrize("flags", [(), CONSTANT, BALANCED], ids=["", "constant", "balanced"])
 def test_whoever_dies_wherever(flags: tuple[str, ...], faults: dict[str, str], frame: dict[str, str], job: Job) -> None:
     assert_each_once(run(job, frame, *flags, FAULTS=json.dumps(faults)), 3 - len(faults))
 
@@ -134,6 +137,7 @@ def test_whoever_dies_wherever(flags: tuple[str, ...], faults: dict[str, str], f
 def test_any_number_of_ranks_trains_as_one_process(frame: dict[str, str], job: Job) -> None:
     for ranks in (4, 3, 1) if frame["FRAME"] == "numpy" else (3, 1):
         assert assert_each_once(run(job, frame, *CONSTANT, ranks=ranks), ranks) == planned_steps()
+    assert assert_each_once(run(job, frame, *BALANCED), 3) == planned_steps()
 
 
 @pytest.mark.long
