@@ -15,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from ringtrain._binding.log import logger
 from ringtrain._bootstrap.processors import kind_with_cores
+from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Max
-from ringtrain._runtime.process_sets import ProcessSet, is_alone
+from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
 from ringtrain._training.drift import Settings, Words, digest_of
 from ringtrain._training.session import Session
 from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest
@@ -47,6 +49,7 @@ class Watching:
     def __init__(self, name: str, process_set: ProcessSet):
         self._name, self._process_set = name, process_set
         self._watches: dict[int, Watch] = {}  # by slot
+        self._has_warned = False
 
     def watched(self, parameters: Any, state: Any, reduce: Callable[[], Any]) -> Any:
         """What ``reduce`` returns, once ranks have found that they step alike.
@@ -62,6 +65,8 @@ class Watching:
         process_set = self._process_set
         if is_alone(process_set) or not process_set.included() or names.batching():
             return reduce()
+        if parameters is None:
+            self._warn()
         watch = self._watch()
         settings = _hyperparameters(state)
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
@@ -72,6 +77,14 @@ class Watching:
             watch.end(row, lambda: [(name, np.asarray(each)) for name, each in compared.items()])
             return gradients
         return watched_in_a_program(watch, process_set, settings, compared, reduce)
+
+    def _warn(self) -> None:
+        if not self._has_warned and current().rank == members_of(self._process_set)[0]:
+            logger.warning(
+                "DistributedGradientTransformation: update() got no parameters, so that replicas which part are not noticed. Call "
+                "update(gradients, state, parameters), or give it mode=Synchronous(replicas='differ')."
+            )
+        self._has_warned = True
 
     def _watch(self) -> Watch:
         slot = slots.current()

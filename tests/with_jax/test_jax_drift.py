@@ -57,6 +57,17 @@ def test_parameters_that_begin_apart_are_told(two, compiled):
 
 
 @COMPILED
+def test_updates_without_parameters_are_warned_of_once(two, compiled, caplog):
+    two.run(lambda rank: trains(rank, compiled, gives=False))
+    assert [message[:66] for message in caplog.messages] == [
+        "DistributedGradientTransformation: update() got no parameters, so "
+    ]
+    caplog.clear()
+    two.run(lambda rank: trains(rank, compiled))
+    assert not caplog.messages
+
+
+@COMPILED
 @pytest.mark.parametrize("begins_apart", [False, True])
 @pytest.mark.filterwarnings("error:Casting complex values")
 def test_complex_parameters_with_an_injected_rate(two, compared_always, compiled, begins_apart):
