@@ -4,6 +4,7 @@ So torch's own ``clip_grad_norm_``, ``clip_grad_value_`` and ``GradScaler`` work
 finite, are those of all ranks, which ask together; factors and limits are applied to this rank's part.
 """
 
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -126,7 +127,8 @@ class SentGradient(torch.Tensor):
         kwargs = kwargs or {}
         target, others = args[0], [*args[1:], *kwargs.values()]
         listed = target if isinstance(target, (list, tuple)) else [target]
-        sent = [each for each in (*listed, *others) if isinstance(each, SentGradient)]
+        among = itertools.chain(listed, *(each if isinstance(each, (list, tuple)) else [each] for each in others))
+        sent = [each for each in among if isinstance(each, SentGradient)]
         if func in _DETACHING:
             return target
         if func in _NORMS and len(others) <= 1 and all(each.is_in_place for each in sent):
