@@ -248,7 +248,7 @@ class Context:
         request = slot.request
         request.caller_waits = waits
         if ranges.wanted():
-            with ranges.around(f"ringtrain.{operation}: {name or 'unnamed'}"):
+            with ranges.around(f"ringtrain.{operation}" if once else f"ringtrain.{operation}: {name or 'unnamed'}"):
                 status = lib.rt_submit(self.native, request, slot.handle, slot.error)
         else:
             status = lib.rt_submit(self.native, request, slot.handle, slot.error)
@@ -264,7 +264,7 @@ class Context:
         if len(self._requests) >= _MOST_REQUESTS:
             self._requests.clear()
         self._requests[key] = slot
-        return Operation(self, handle, (inputs, outputs), name or operation)
+        return Operation(self, handle, (inputs, outputs), name or operation, operation if once else "")
 
     def _places_of(self, name: str | None, process_set: int) -> str:
         """Where a name that is in flight comes again, and where it came first."""

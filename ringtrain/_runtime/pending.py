@@ -197,13 +197,14 @@ class Operation:
     when the GPU has passed it. Elsewhere both are one.
     """
 
-    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu", "_name")
+    __slots__ = ("_context", "_handle", "_tensors", "_finished", "_on_gpu", "_name", "_kind")
 
-    def __init__(self, context: Submitter, handle: CData, tensors: tuple, name: str = ""):
+    def __init__(self, context: Submitter, handle: CData, tensors: tuple, name: str = "", kind: str = ""):
         self._context = context
         self._handle = handle
         self._tensors = tensors
         self._name = name  # for people to read
+        self._kind = kind or name  # what profilers add up: the name, if it will come again
         self._finished = False  # never becomes True on a GPU, where the end of ``wait`` is not that of the work
         inputs = tensors[0]
         self._on_gpu = len(inputs) > 0 and inputs[0].device >= 0
@@ -232,7 +233,7 @@ class Operation:
             return
         slice_seconds = _SLICE_SECONDS if timeout is None else min(timeout, _SLICE_SECONDS)
         if ranges.wanted():
-            with ranges.around(f"ringtrain.wait: {self._name}"):
+            with ranges.around(f"ringtrain.wait: {self._kind}"):
                 self._end_wait(lib.rt_wait(self._handle, slice_seconds, ffi.NULL), timeout, slice_seconds)
             return
         status = lib.rt_wait(self._handle, slice_seconds, ffi.NULL)
