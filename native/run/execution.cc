@@ -31,7 +31,8 @@ bool Exchanges(const Request& request) { return Find(request.operation)->layout 
 // without. Sums of items are added as they are.
 void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
   if (Find(batch->reduction)->finish == Finish::kDivideByWeights) {
-    batch->scaling.divisor = static_cast<double>(std::accumulate(weights.begin(), weights.end(), int64_t{0}));
+    const int64_t items = std::accumulate(weights.begin(), weights.end(), int64_t{0});
+    batch->scaling.divisor = static_cast<double>(std::max<int64_t>(items, 1));
     return;
   }
   int exponent;

@@ -269,7 +269,7 @@ class _Distributed(_Optimizer):
         before each backward pass, and with 0 by a rank that has none in a step.
 
         Args:
-            items: a whole number from 0; that of a step is not 0 on all ranks.
+            items: a whole number from 0. Where a step has none on all ranks, gradients are sums.
 
         Raises:
             InvalidArgumentError: not such a number, or the optimizer has another ``op``.

@@ -106,7 +106,7 @@ class SparseAllreduce:
         result = _scaled(total.values(), self._postscale)
         if self._op in _DIVIDING:
             exact = None if values.is_floating_point() else "trunc"
-            result = torch.div(result, self._divisor or weights.sum().item(), rounding_mode=exact)
+            result = torch.div(result, self._divisor or max(weights.sum().item(), 1), rounding_mode=exact)
         return torch.sparse_coo_tensor(
             total.indices(), result.to(values.dtype), total.shape, is_coalesced=True, check_invariants=False
         )

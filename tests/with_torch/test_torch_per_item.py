@@ -214,6 +214,20 @@ def test_an_overflow_on_one_rank_skips_the_step_and_its_count():
         assert world.run(steps) == [pytest.approx([1 - 2 / 3] * 2)] * 2
 
 
+def test_a_step_without_any_item_has_sums():
+    def step(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        weight.grad = torch.zeros(2)
+        optimizer.count(0)
+        (weight * 0.0).sum().backward()
+        optimizer.step()
+        return weight.tolist()
+
+    with World(2) as world:
+        assert world.run(step) == [[1.0, 1.0]] * 2
+
+
 @pytest.mark.parametrize("forgets", [(0, 1), (1,)], ids=str)
 def test_who_forgets_to_count_is_told_on_all_ranks(forgets):
     def step(rank):

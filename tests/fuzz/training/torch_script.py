@@ -62,7 +62,7 @@ class Script:
         turns: one for each batch.
         ranks: how many there are.
         layout: ranks of each host; "" for one host.
-        op: "average" or "sum".
+        op: "average", "sum" or "per item", of losses that are sums over items.
         mode: further arguments of DistributedOptimizer, by a name of ``MODES``.
         passes_per_step: backward_passes_per_step.
         averages_passes: average_aggregated_gradients.
@@ -121,7 +121,7 @@ def ends_silently(turn: Turn) -> bool:
 # What does not go together, and what says so.
 ILLEGAL = {
     "what is reduced already would be counted once for each rank (errors.md, 'backward passes in a step')": lambda s: (
-        accumulates(s) and (s.op == "sum" or s.averages_passes or s.mode == "sharded")
+        accumulates(s) and (s.op != "average" or s.averages_passes or s.mode == "sharded")
     ),
     "where gradients travel with each pass, ranks run as many passes": lambda s: (
         accumulates(s) and any(not used for turn in s.turns for each in turn.passes for used in each.used)
@@ -135,11 +135,14 @@ ILLEGAL = {
         s.zeroes == "module"
         and any(
             turn.ends == "discard"
-            and (s.passes_per_step > 1 or any(not used for each in turn.passes for used in each.used))
+            and (s.passes_per_step > 1 or s.op == "per item" or any(not used for each in turn.passes for used in each.used))
             for turn in s.turns
         )
     ),
-    "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op == "sum",
+    "gradient_predivide_factor needs op=Average": lambda s: s.mode == "predivided" and s.op != "average",
+    "items are counted over all passes, and not averaged over these": lambda s: (
+        s.op == "per item" and s.averages_passes
+    ),
     "clipping behind backward() is right where all ranks had their last pass": lambda s: any(
         turn.clips == "norm"
         and (
@@ -190,7 +193,7 @@ def _drawn(source: random.Random) -> Script:
         turns=(),
         ranks=ranks,
         layout=source.choice(LAYOUTS[ranks]),
-        op=source.choice(["average", "average", "sum"]),
+        op=source.choice(["average", "average", "sum", "per item"]),
         mode=source.choice([*MODES, "plain"]),
         passes_per_step=source.choice([1, 1, 1, 2, 3]),
         optimizer=source.choice(OPTIMIZER_NAMES),
