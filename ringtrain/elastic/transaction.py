@@ -31,9 +31,9 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._training import guard
 from ringtrain._training.guard import Part, Result, awaited
-from ringtrain.elastic import balance
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.sets import Sets
+from ringtrain.elastic.shares import Shares
 from ringtrain.elastic.standing import Stage, Standing, Training, set_of, standing_of
 from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
 from ringtrain.errors import (
@@ -51,7 +51,6 @@ _WHOLE = "ringtrain.elastic.whole"
 _PAUSE = "ringtrain.elastic.pause"
 _OUTLINE = "ringtrain.elastic.outline"
 _DRAWN = "ringtrain.elastic.drawn"
-_SPEEDS = "ringtrain.elastic.speeds"
 _REFUSED = "ringtrain.elastic.refused"
 _ALL_BITS = 0xFFFFFFFF  # of a checksum
 _PAUSES, _STOPS = 1, 2  # what ranks wish for; who stops lets nobody in
@@ -83,13 +82,7 @@ class Transaction:
         self._pauses = False  # all have agreed to leave this world between two steps
         self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
-        self._pace = balance.Pace() if member.balances else None
-        self._shares: dict[
-            int, list[int]
-        ] = {}  # by world: of a batch, as all ranks know since they have released a window
-        self._decided: tuple[int, list[int]] | None = None  # world, shares; all know of it once this window is released
-        self._decides_at = 0  # how much is released when ranks tell their speeds next
-        self._has_told = False  # people of unequal shares
+        self._shares = Shares(training, member.balances)
         self._joiners: Sequence[
             int
         ] = ()  # ranks of the present world that have joined others, until a part is released there
@@ -126,9 +119,18 @@ class Transaction:
                 "elastic.State: what survive() calls must use operations alone, but runs a backward pass, a step or a layer "
                 "whose results are released by themselves. Do that outside of it."
             )
+        self._shares.begin_exchange()
+        result = yield from self._until_released(attempt, part_of, take_back)
+        self._shares.end_exchange()
+        return result
+
+    def _until_released(
+        self,
+        attempt: Callable[[], Generator[Operation, None, Result]],
+        part_of: Callable[[Result], Part],
+        take_back: Callable[[], None],
+    ) -> Generator[Operation, None, Result]:
         lib.rt_steps_begin_part(self._steps)
-        if self._pace is not None:
-            self._pace.begin_exchange()
         held: list[Result] = []
         released = lib.rt_steps_released(self._steps)
         while True:
@@ -138,21 +140,16 @@ class Transaction:
                     self._hold(part_of(held[0]))
                 yield from self._agree()
                 self._release()
-                return self._computes_on(held[0])
+                return held[0]
             except RingtrainError as problem:
                 if not can_go_on(problem) and not self._refuses_joiners(problem):
                     lib.rt_steps_drop(self._steps)
                     raise
             self._go_on()
             if lib.rt_steps_released(self._steps) > released:
-                return self._computes_on(held[0])
+                return held[0]
             held.clear()
             take_back()
-
-    def _computes_on(self, result: Result) -> Result:
-        if self._pace is not None:
-            self._pace.end_exchange()
-        return result
 
     def _hold(self, part: Part) -> None:
         if self._context is None and part is not Part.NOTHING:
@@ -307,34 +304,16 @@ class Transaction:
                 if not can_go_on(problem):
                     raise
             self._go_on()
-        if self._pace is None or lib.rt_steps_released(self._steps) < self._decides_at:
+        if not self._shares.is_due(released := lib.rt_steps_released(self._steps)):
             return has_paused
         try:
-            self._decide_shares(self._pace)
+            self._shares.decide(released)
         except RingtrainError as problem:
             if not can_go_on(problem):
                 raise
             self._go_on()
             return True
         return has_paused
-
-    def _decide_shares(self, pace: balance.Pace) -> None:
-        """All ranks decide the same, of what all have told; it holds from the window after the next one on.
-
-        Not sooner: a world may be lost when some have heard of it, who draw what others deal otherwise.
-        """
-        own = pace.tell()
-        speeds = allgather(np.array([own]), name=_SPEEDS).tolist()
-        world, batch = current().world, self._training.batch()
-        self._decides_at = lib.rt_steps_released(self._steps) + balance.EVERY
-        present = self._shares.get(world) or balance.equal_shares(batch, len(speeds))
-        found = balance.better(speeds, batch, present) if batch >= len(speeds) else None
-        if found is None:
-            return
-        self._decided = world, found
-        if current().rank == 0 and not self._has_told:
-            self._has_told = True
-            logger.warning("elastic: %s", balance.described(found, speeds))
 
     # ---- worlds ----
 
@@ -355,9 +334,7 @@ class Transaction:
 
     def _enter_world(self) -> None:
         self._pauses, self._joiners = False, ()
-        self._decides_at = 0
-        if self._pace is not None:
-            self._pace.enter_world()
+        self._shares.enter_world()
         context = current()
         context.awaits_gpus = True
         if self._context is not None and self._context is not context:
@@ -392,17 +369,12 @@ class Transaction:
 
     def _finish_window(self, effect: CData) -> None:
         places = set_of(effect.places, effect.count)
-        if self._pace is not None:
-            self._pace.note_window(self._training.weight(places) or 0)
-        if self._decided is not None:
-            world, self._shares[world] = self._decided
-            self._decided = None
+        self._shares.end_window(places)
         self._training.finish_window(places)
 
     def _deal(self, effect: CData) -> None:
         self._training.deal(effect.size, effect.place)
-        if self._pace is not None:
-            self._training.share(self._shares.get(effect.world, ()))
+        self._shares.deal(effect.world)
 
     def _renew_sets(self, _effect: CData) -> None:
         self._sets.renew()

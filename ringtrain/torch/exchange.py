@@ -23,6 +23,7 @@ from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import PerItem
 from ringtrain._training import residuals
 from ringtrain._training.adapter.numbering import Number
+from ringtrain._training.arguments import checked_items
 from ringtrain._training.guard import StepGuard
 from ringtrain._training.powersgd import Beginning, settle
 from ringtrain._training.presence import DENSE, MISSING, SETTLED, SPARSE_64
@@ -281,7 +282,7 @@ class Exchange:
     def count(self, items: int) -> None:
         """Adds to the items of this step, or of the next one if all gradients are reduced."""
         before = 0 if self.step.closed else self.passes.items
-        self.passes.items = items + (before or 0)
+        self.passes.items = checked_items(items) + (before or 0)
 
     def end_step(self) -> None:
         """The optimizer steps with what was reduced."""

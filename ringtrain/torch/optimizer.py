@@ -14,7 +14,7 @@ import torch
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_compressor, check_passes, check_scaling, checked_items
+from ringtrain._training.arguments import check_compressor, check_passes, check_scaling
 from ringtrain._training.mode import LocalSteps, Mode, OneStepLate, ShardedStep, Synchronous, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.powersgd import PowerSGD
@@ -253,7 +253,7 @@ class _Distributed(_Optimizer):
         For losses that are means over samples, of which ranks have different numbers: before the backward pass. With several
         passes of different numbers use ``op=PerItem`` and ``count``. With ``LocalSteps`` it is what the rank's changes weigh.
         """
-        self._mode.count_samples(samples)
+        self._mode.count(samples, of_sums=False)
 
     def count(self, items: int) -> None:
         """With ``op=PerItem``: of how many items, such as tokens, the loss of the next backward pass is the sum on this rank.
@@ -274,7 +274,7 @@ class _Distributed(_Optimizer):
         Raises:
             InvalidArgumentError: not such a number, or the optimizer has another ``op``.
         """
-        self._mode.count(checked_items(items))
+        self._mode.count(items, of_sums=True)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

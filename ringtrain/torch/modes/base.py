@@ -118,11 +118,10 @@ class OptimizerMode:
         if self.refuses_join:
             raise InvalidArgumentError(self.refuses_join)
 
-    def count_samples(self, samples: int) -> None:
-        """What the next step weighs."""
-
-    def count(self, items: int) -> None:
-        """Of how many items the losses until the next step are sums."""
+    def count(self, items: int, of_sums: bool) -> None:
+        """Of how many items the losses until the next step are sums, or means: then what the step weighs."""
+        if not of_sums:
+            return
         raise InvalidArgumentError(
             "count: the optimizer must have op=PerItem, and this rank be in its process set, but one is not so. Wrap it by "
             "DistributedOptimizer(..., op=ringtrain.torch.PerItem), or leave count() out."

@@ -155,9 +155,11 @@ class LocalStepsMode(AroundSteps):
             self._release()
         self._enter_phase(optimizer)
 
-    def count_samples(self, samples: int) -> None:
+    def count(self, items: int, of_sums: bool) -> None:
         """What the next step weighs."""
-        self._worker.period.count_samples(samples)
+        if of_sums:
+            super().count(items, of_sums)
+        self._worker.period.count_samples(items)
 
     def synchronize(self, optimizer: Any) -> None:
         """Averages now; in exact steps all ranks are equal anyway."""

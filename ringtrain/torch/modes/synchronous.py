@@ -14,8 +14,7 @@ import torch
 
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
-from ringtrain._runtime.operations import PerItem, Sum
-from ringtrain._training.arguments import checked_items
+from ringtrain._runtime.operations import Average, PerItem, Sum
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.rounds import Stage
 from ringtrain._training.session import NewWorld
@@ -305,16 +304,12 @@ class SynchronousMode(AroundSteps):
         self._exchange.catch_up()
         self._exchange.discard()
 
-    def count_samples(self, samples: int) -> None:
-        """What the mean of the next step's losses weighs in the average."""
-        if self.settings.averages:
-            self._exchange.count(checked_items(samples))
-
-    def count(self, items: int) -> None:
-        """Of how many items the losses until the next step are sums."""
-        if self.settings.op != PerItem:
-            super().count(items)
-        self._exchange.count(items)
+    def count(self, items: int, of_sums: bool) -> None:
+        """Of how many items the losses until the next step are sums; of means what they weigh in the average."""
+        if self.settings.op == (PerItem if of_sums else Average):
+            self._exchange.count(items)
+        else:
+            super().count(items, of_sums)
 
     def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""
