@@ -12,6 +12,7 @@ given up when another dealing begins, and dealt there. So ranks may have drawn a
 from collections.abc import Collection, Sequence
 
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
+from ringtrain._training import guard
 from ringtrain.errors import InvalidArgumentError
 
 _POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
@@ -29,6 +30,16 @@ def refuse_second_pass(sampler: str, epoch: int, has_none_left: bool) -> None:
         raise InvalidArgumentError(
             f"{sampler}: expected one pass over the samples of epoch {epoch} but found another one, for which none are left. "
             "Have State.epochs count each pass as an epoch, and read other data with another sampler."
+        )
+
+
+def refuse_in_loop_without(sampler: str) -> None:
+    """Raises InvalidArgumentError where steps survive that have no sampler, but one is read that no state has."""
+    running = guard.under_way()
+    if running is not None and not running.deals:
+        raise InvalidArgumentError(
+            f"{sampler}: the State or Guard of this loop must have the sampler that is read, since samples of a rank that is lost "
+            "are in no step else, but has none. Pass it as sampler=."
         )
 
 

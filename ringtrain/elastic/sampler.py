@@ -17,7 +17,7 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._training import sharding
 from ringtrain.elastic.adapters import register
 from ringtrain.elastic.likeness import refusal, unlike
-from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_second_pass
+from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_in_loop_without, refuse_second_pass
 from ringtrain.elastic.reading import Reader
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
@@ -118,6 +118,7 @@ class BatchSampler:
         if _whole("workers", workers) < 0:
             raise InvalidArgumentError(f"BatchSampler: workers must be 0 at least, but is {workers}.")
         if self._follower is None:
+            refuse_in_loop_without("BatchSampler")
             return map(load, self._pass())
         refuse_second_pass("BatchSampler", self.epoch, self._has_given_all and self.batches_left == 0)
         self._batches_given = 0

@@ -87,6 +87,11 @@ class Transaction:
             int
         ] = ()  # ranks of the present world that have joined others, until a part is released there
 
+    @property
+    def deals(self) -> bool:
+        """Whether it is counted which samples are in a step."""
+        return bool(self._training.drawn())
+
     # ---- the open window ----
 
     def begin(self) -> None:
@@ -155,7 +160,7 @@ class Transaction:
         if self._context is None and part is not Part.NOTHING:
             raise InvalidArgumentError(
                 "elastic.State: a step belongs within its loop, where ranks that join would be, but was made before. Begin "
-                "`for epoch in state.epochs(count):`, or fit with Elastic, first."
+                "`for epoch in state.epochs(count):`, guard.epochs(count), or fit with Elastic, first."
             )
         lib.rt_steps_hold(self._steps, part)
 

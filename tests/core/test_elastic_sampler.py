@@ -1,5 +1,6 @@
 """``BatchSampler`` in jobs that are not elastic; tests/faults/test_elastic_samples.py has those that are."""
 
+import contextlib
 import gc
 import threading
 import time
@@ -10,7 +11,9 @@ import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
+import ringtrain.torch as hvd
 from ringtrain._runtime.context import current
+from ringtrain._training import guard
 from ringtrain._training.sharding import order as order_of
 from ringtrain.elastic import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -213,3 +216,30 @@ def test_ranks_with_different_batch_sizes_are_told_at_once():
 
     with World(2) as world:
         world.run(train)
+
+
+@pytest.mark.parametrize("kind", ["BatchSampler", "ElasticSampler"])
+def test_a_sampler_that_the_state_of_a_loop_does_not_have_is_refused_there(kind):
+    """What a lost rank has drawn of it would be in no step; with a sampler of the state's beside it, it reads other data."""
+
+    class Steps:
+        def __init__(self, deals):
+            self.deals = deals
+
+    def read(_):
+        sampler = rt.elastic.BatchSampler(6, 2) if kind == "BatchSampler" else hvd.elastic.ElasticSampler(range(6))
+        for deals in True, False:
+            steps = Steps(deals)
+            guard.enter(steps)
+            try:
+                with (
+                    contextlib.nullcontext()
+                    if deals
+                    else pytest.raises(InvalidArgumentError, match="of this loop must have")
+                ):
+                    list(sampler)
+            finally:
+                guard.leave(steps)
+
+    with World(1) as world:
+        world.run(read)

@@ -8,7 +8,7 @@ import torch
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._training import sharding
-from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_second_pass
+from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_in_loop_without, refuse_second_pass
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
@@ -309,6 +309,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
                     "something else. Leave out a batch sampler of your own, and batch_size=None."
                 )
             return self._iterator()
+        refuse_in_loop_without("ElasticSampler")
         self._follow_world()
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])

@@ -135,7 +135,11 @@ ILLEGAL = {
         s.zeroes == "module"
         and any(
             turn.ends == "discard"
-            and (s.passes_per_step > 1 or s.op == "per item" or any(not used for each in turn.passes for used in each.used))
+            and (
+                s.passes_per_step > 1
+                or s.op == "per item"
+                or any(not used for each in turn.passes for used in each.used)
+            )
             for turn in s.turns
         )
     ),
