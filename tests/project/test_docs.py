@@ -91,6 +91,12 @@ def test_ranks_and_threads(capsys):
     assert first["batch"] == 128 and re.search(r"2 ranks x \d+ threads: \d+ samples a second", capsys.readouterr().out)
 
 
+def test_unequal_machines() -> None:
+    first, second = run_on_two_ranks(*blocks("unequal-machines.md", "python"), page="unequal-machines.md")
+    assert_replicas_equal(first, second)
+    assert first["state"].epoch == 2
+
+
 def test_unequal_batches() -> None:
     programs = blocks("unequal-batches.md", "python")
     first, second = run_on_two_ranks(*programs, page="unequal-batches.md")
