@@ -144,7 +144,16 @@ refused(InvalidArgumentError, "expected a DistributedDataParallel but found a Li
 wrapped = DistributedDataParallel(model)
 sampler = torch.utils.data.distributed.DistributedSampler(data)
 refused(InvalidArgumentError, "found torch's DistributedSampler", lambda: Guard(wrapped, optimizer, sampler))
-refused(UnsupportedError, "within Guard.epochs()", lambda: dist.all_reduce(torch.ones(1)))
+alone = [torch.zeros(1) for _ in range(2)]
+for call in (
+    lambda: dist.all_reduce(torch.ones(1)), dist.barrier, lambda: dist.broadcast(torch.ones(1), 0),
+    lambda: dist.all_gather(alone, torch.ones(1)), lambda: dist.broadcast_object_list([1], 0),
+    lambda: dist.all_gather_into_tensor(torch.zeros(2), torch.ones(1)), lambda: dist.all_gather_object([0, 0], 1),
+):
+    refused(UnsupportedError, "torch.distributed: in an elastic job ranks must exchange tensors within Guard.epochs()", call)
+refused(UnsupportedError, "by barrier()", dist.monitored_barrier)
+other = DistributedDataParallel(torch.nn.Linear(2, 1))
+refused(InvalidArgumentError, "as critic", lambda: Guard(wrapped, optimizer, critic=other))
 refused(UnsupportedError, "has its default group alone", lambda: dist.new_group([0, 1]))
 refused(UnsupportedError, "within Guard.epochs()", lambda: dist.send(torch.ones(1), 1 - dist.get_rank()))
 guard = Guard(wrapped, optimizer)

@@ -1,9 +1,11 @@
 """The default process group of an elastic job: one object, in whichever world its rank is.
 
 Ranks that join make their models while the others train. So until its training begins a rank answers by itself what
-DistributedDataParallel's constructor asks all ranks; ``Guard.epochs`` gives it the state of the others.
+DistributedDataParallel's constructor asks all ranks; ``Guard.epochs`` gives it the state of the others. All else is refused.
 """
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import Context
@@ -19,7 +22,28 @@ from ringtrain.torch.distributed.between_two import Tags
 from ringtrain.torch.distributed.calls import Calls
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
-_ALIKE = {"broadcast", "barrier"}  # leave everything as it is, where all ranks have the same
+_constructing = threading.local()  # `depth`: how many constructors of DDP this thread is in
+
+
+def tell_of_constructors() -> None:
+    """From now on it is known while DDP is made: what that asks all ranks, each answers by itself."""
+    make = DistributedDataParallel.__init__
+    if getattr(make, "__wrapped__", None) is not None:
+        return
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        _constructing.depth = getattr(_constructing, "depth", 0) + 1
+        try:
+            make(self, *args, **kwargs)
+        finally:
+            _constructing.depth -= 1
+
+    DistributedDataParallel.__init__ = made
+
+
+def _is_constructing() -> bool:
+    return getattr(_constructing, "depth", 0) > 0
 
 
 class ElasticProcessGroup(RingtrainProcessGroup):
@@ -27,6 +51,7 @@ class ElasticProcessGroup(RingtrainProcessGroup):
 
     def __init__(self, context: Context, name: str, timeout: timedelta, close: Callable[[], object]) -> None:
         super().__init__(context, name, timeout, close)
+        tell_of_constructors()
         self._way: Any = _ByItself()
         self._tags: Any = self._way
 
@@ -42,6 +67,12 @@ class ElasticProcessGroup(RingtrainProcessGroup):
         return contexts.current().size
 
     rank, size = getRank, getSize
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        raise UnsupportedError(
+            "monitored_barrier: in an elastic job ranks must wait for each other by barrier(), since there is no store for who is "
+            "missing, but it was called. A rank that is missing is named by the stall report."
+        )
 
     def _enter(self, context: Context) -> tuple[Calls, Tags]:
         self._context, self._rank, self._size = context, context.rank, context.size
@@ -86,27 +117,29 @@ class _ByItself:
     """Answers as if all ranks had what this one has."""
 
     def gather_all(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, what: str) -> Any:
+        if not _is_constructing():
+            return self._refuse()
         for places, given in zip(outputs, inputs, strict=True):
             for place in places:
                 place.detach().view(-1, max(given.numel(), 1)).copy_(given.detach().reshape(1, -1))
         return _done([place for places in outputs for place in places])
 
     def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
-        if operation in _ALIKE:
+        if operation == "broadcast" and _is_constructing():  # leaves everything as it is
             return _done(results)
-        return self._refuse(operation)
+        return self._refuse()
 
     def close(self) -> None:
         """There is nothing to end."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: self._refuse(name)
+        return lambda *_: self._refuse()
 
     @staticmethod
-    def _refuse(what: str) -> Any:
+    def _refuse() -> Any:
         raise UnsupportedError(
-            f"{what}: in an elastic job ranks must exchange tensors within Guard.epochs(), since a rank that joins is alone "
-            "before, but it was called outside. Give Guard what all ranks must have alike."
+            "torch.distributed: in an elastic job ranks must exchange tensors within Guard.epochs(), since a rank that joins is alone "
+            "before, but a collective was called outside. Give Guard what all ranks must have alike."
         )
 
 

@@ -1,6 +1,6 @@
 """``Guard``: a training with DistributedDataParallel in which the death of a rank costs no step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Guard(TransparentState):
 
     Raises:
         InvalidArgumentError: another model, another backend, or a sampler that deals to a fixed number of ranks; and what
-            ``hvd.elastic.State`` and ``hvd.DistributedOptimizer`` raise.
+            ``hvd.elastic.State`` and ``hvd.DistributedOptimizer`` raise; or a second model or optimizer.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Guard(TransparentState):
         **objects: Any,
     ):
         _check(model, sampler)
+        _refuse_further(objects)
         let_rest(model)
         distributed: Any = DistributedOptimizer(optimizer, model.module.named_parameters())
         model.no_sync = distributed.no_sync
@@ -60,6 +61,15 @@ class Guard(TransparentState):
         if isinstance(self._group, ElasticProcessGroup):
             self._group.begin()
         yield from super().epochs(count)
+
+
+def _refuse_further(objects: Mapping[str, Any]) -> None:
+    for name, value in objects.items():
+        if isinstance(value, (DistributedDataParallel, torch.optim.Optimizer)):
+            raise InvalidArgumentError(
+                f"Guard: expected one model and one optimizer but found another {type(value).__name__} as {name}. Give several "
+                "models without DDP to hvd.elastic.State, with an hvd.DistributedOptimizer each."
+            )
 
 
 def _check(model: Any, sampler: Any) -> None:
