@@ -26,11 +26,13 @@ void Samples::Deal(int32_t size, int32_t place) {
   if (plan_.cut == Cut::kGrowingBatches) batch_ = plan_.batch * size;
 }
 
-void Samples::Share(std::vector<int64_t> parts) {
+void Samples::Share(const std::vector<int64_t>& parts) {
+  std::vector<int64_t> before = {0};
+  for (int64_t part : parts) before.push_back(before.back() + part);
+  if (by_position() || parts.size() != static_cast<size_t>(size_) || before.back() == 0) before.clear();
+  if (before == before_) return;
   ForgetAhead();
-  before_.assign(1, 0);
-  for (int64_t part : parts) before_.push_back(before_.back() + part);
-  if (parts.size() != static_cast<size_t>(size_) || before_.back() == 0) before_.clear();
+  before_ = std::move(before);
 }
 
 std::vector<int64_t> Samples::DrawAhead() {

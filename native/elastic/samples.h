@@ -48,7 +48,7 @@ class Samples {
   void Deal(int32_t size, int32_t place);
   // Of batches, from here on, where nothing is taken: what each place has beyond one position, in any unit; empty for
   // equal shares, as Deal leaves them to other ranks.
-  void Share(std::vector<int64_t> parts);
+  void Share(const std::vector<int64_t>& parts);
   // Gives up what was drawn for later windows.
   void ForgetAhead() { drawn_ = taken_; }
   // This rank's positions of the next draw, for whatever window; none if there is none left.

@@ -118,8 +118,27 @@ MUTANTS = [
     Mutant(
         "what was drawn ahead is kept in another dealing",
         SAMPLES,
-        "  if (size != size_ || place != place_) ForgetAhead();",
-        ";",
+        """    ForgetAhead();
+    before_.clear();""",
+        "    before_.clear();",
+    ),
+    Mutant(
+        "unequal shares overlap",
+        SAMPLES,
+        "return {Begins(count, place_), Begins(count, place_ + 1), 1};",
+        "return {Begins(count, place_), std::min(count, Begins(count, place_ + 1) + 1), 1};",
+    ),
+    Mutant(
+        "who is lost is asked for by equal shares",
+        SAMPLES,
+        "if (before_.empty() || count < size_) return place % among == in_batch % among;",
+        "if (true) return place % among == in_batch % among;",
+    ),
+    Mutant(
+        "unequal shares stay in another dealing",
+        SAMPLES,
+        "  if (before == before_) return;",
+        "  if (before == before_ || !before_.empty()) return;",
     ),
     Mutant(
         "who computes another one's samples weighs them", SAMPLES, "is_lowest = place_ < count;", "is_lowest = true;"
@@ -133,7 +152,7 @@ MUTANTS = [
     Mutant(
         "samples that another rank has computed too are lost",
         SAMPLES,
-        "std::min<int64_t>(size_, CountIn(index / batch_))",
+        "std::min<int64_t>(size_, count)",
         "size_",
     ),
     # The rank

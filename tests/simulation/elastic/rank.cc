@@ -14,6 +14,15 @@ constexpr char kAloneName[] = "of one rank alone";
 
 SamplePlan SamplesOf(const Plan& plan) { return {plan.cut, plan.positions, plan.batch, false}; }
 
+// What ranks of a world decide of their speeds, which change about every third window: the same on all of them, since
+// it follows from what all know. Each third share is equal.
+std::vector<int64_t> PartsOf(int64_t world, int64_t released, int32_t size) {
+  const int64_t speeds = world + released / 3;
+  std::vector<int64_t> parts;
+  for (int64_t place = 0; speeds % 3 != 0 && place < size; ++place) parts.push_back((place * place + speeds) % 4);
+  return parts;
+}
+
 }  // namespace
 
 SimulatedRank::SimulatedRank(const Plan& plan, Process process, const std::string& program, Judge* judge,
@@ -354,8 +363,9 @@ void SimulatedRank::CarryOutSteps() {
     if (const auto* finish = std::get_if<step_effect::Finish>(&deed)) {
       Finish(finish->contributors);
     } else if (const auto* deal = std::get_if<step_effect::Deal>(&deed)) {
-      if (deal->size != samples_.size() || deal->place != samples_.place()) ahead_.clear();
       samples_.Deal(deal->size, deal->place);
+      samples_.Share(PartsOf(deal->world, steps_.released(), deal->size));
+      if (samples_.drawn() == 0) ahead_.clear();
       dealt_in_ = steps_.standing(false).dealt_in;
     } else if (std::holds_alternative<step_effect::TakeState>(deed)) {
       Gift gift;
@@ -422,8 +432,10 @@ void SimulatedRank::TakeState(const Progress& progress) {
   metric_done_ = progress.metric_done;
   samples_ = Samples(SamplesOf(plan_), progress.next, progress.given_back);
   ahead_.clear();
-  samples_.Deal(static_cast<int32_t>(present_->members().size()), present_->rank());
+  const auto size = static_cast<int32_t>(present_->members().size());
+  samples_.Deal(size, present_->rank());
   steps_.TookState();
+  samples_.Share(PartsOf(static_cast<int64_t>(present_->epoch().count), steps_.released(), size));
   membership_.GotState();
 }
 
