@@ -125,16 +125,6 @@ class Transaction:
                 "whose results are released by themselves. Do that outside of it."
             )
         self._shares.begin_exchange()
-        result = yield from self._until_released(attempt, part_of, take_back)
-        self._shares.end_exchange()
-        return result
-
-    def _until_released(
-        self,
-        attempt: Callable[[], Generator[Operation, None, Result]],
-        part_of: Callable[[Result], Part],
-        take_back: Callable[[], None],
-    ) -> Generator[Operation, None, Result]:
         lib.rt_steps_begin_part(self._steps)
         held: list[Result] = []
         released = lib.rt_steps_released(self._steps)
@@ -145,6 +135,7 @@ class Transaction:
                     self._hold(part_of(held[0]))
                 yield from self._agree()
                 self._release()
+                self._shares.end_exchange()
                 return held[0]
             except RingtrainError as problem:
                 if not can_go_on(problem) and not self._refuses_joiners(problem):
@@ -152,6 +143,7 @@ class Transaction:
                     raise
             self._go_on()
             if lib.rt_steps_released(self._steps) > released:
+                self._shares.end_exchange()
                 return held[0]
             held.clear()
             take_back()
