@@ -6,6 +6,7 @@ PyTorch has files of its own (``ringtrain.torch.elastic.checkpoints``) in folder
 import json
 import os
 import re
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ _UNFINISHED = re.compile(r"\.step-\d+-\d+")
 LONGEST_LOOK = 10.0  # seconds between two looks at the time, as far as the pace of the steps is known
 LONGEST_SAVE = 3600.0  # seconds that the others wait for a file before they take this rank for one that hangs
 _VALUES = "values"  # the member of a file that is text
+# Of ranks that are threads: NumPy has Python parse the heads of arrays, which fails in two threads at a time in 3.11.
+_one_reader = threading.Lock()
 
 
 class Plan:
@@ -190,7 +193,7 @@ class Folder:
         np.savez(file, **{_VALUES: np.frombuffer(text, np.uint8)}, **arrays)
 
     def _load(self, path: Path) -> dict[str, Any]:
-        with np.load(path, allow_pickle=False) as file:
+        with _one_reader, np.load(path, allow_pickle=False) as file:
             return _read(json.loads(file[_VALUES].tobytes()), file)
 
 
