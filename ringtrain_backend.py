@@ -23,6 +23,7 @@ def _register() -> None:
 
     if distributed.is_available() and NAME.upper() not in distributed.Backend._plugins:
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        distributed.register_rendezvous_handler(NAME, _meet)
 
 
 def _create(place: Any, options: Any = None) -> Any:
@@ -30,3 +31,10 @@ def _create(place: Any, options: Any = None) -> Any:
     from ringtrain.torch.distributed import create
 
     return create(place, options)
+
+
+def _meet(url: str, *of_caller: Any, **settings: Any) -> Any:
+    """What ``init_method="ringtrain://"`` stands for."""
+    from ringtrain.torch.distributed.meeting import meet
+
+    return meet(url, *of_caller, **settings)

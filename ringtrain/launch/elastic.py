@@ -77,7 +77,6 @@ class ElasticJob(Job):
         if self.taken_up is None:
             super()._start_listeners()
         else:
-            self.setup.of_rank_0 = self.taken_up.outline.of_rank_0
             for agent in self.agents:
                 self._listen_to(agent)
         self._hosts = ElasticHosts()
@@ -148,7 +147,6 @@ class ElasticJob(Job):
             directory=os.getcwd(),
             socket=self.setup.socket,
             key=self._key,
-            of_rank_0=dict(self.setup.of_rank_0),
             networks=self.allocation.networks,
             hosts=self._hosts.outline(),
         )

@@ -49,7 +49,7 @@ class HostSetup:
     Attributes:
         plan, installation, environment: of the job.
         socket: name of each agent's, on its host.
-        of_rank_0: variables that tell torch.distributed where to meet.
+        of_rank_0: variables that tell torch.distributed where to meet; none in an elastic job, where rank 0 may die.
         grace: seconds that the ranks go on without a launcher.
         key: what a launcher must know that takes the job up; "" if none may.
     """
@@ -74,9 +74,14 @@ class HostSetup:
         self._function = ""  # that `ringtrain.run` wants called
 
     def begin(self, networks: Chosen | None, deadline: float) -> None:
-        """Reads the function that the ranks are to call, and finds where they meet: on the host of rank 0. Raises LaunchError."""
+        """Reads the function that the ranks are to call, and finds where torch meets. Raises LaunchError."""
         given = self.plan.function_folder and Path(self.plan.function_folder, "function").read_bytes()
         self._function = base64.b64encode(given).decode() if given else ""
+        if not self.plan.elastic:
+            self._find_torchs_store(networks, deadline)
+
+    def _find_torchs_store(self, networks: Chosen | None, deadline: float) -> None:
+        """On the host of rank 0."""
         first = self._agents[0]
         address = addresses_of(first.host, networks)[0]
         try:

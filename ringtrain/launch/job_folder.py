@@ -39,7 +39,6 @@ class Outline:
     Attributes:
         environment: of the launcher itself. directory: where it runs.
         socket: name of the agents' sockets. key: of the job, in hexadecimal.
-        of_rank_0: variables that tell torch.distributed where to meet.
         hosts: those that have an agent, and the number of their first slot in the job.
     """
 
@@ -48,7 +47,6 @@ class Outline:
     directory: str
     socket: str
     key: str
-    of_rank_0: dict[str, str]
     networks: Chosen | None
     hosts: list[tuple[Host, int]]
 

@@ -1,6 +1,5 @@
 """Where a rank is, for Lightning: what ringtrain's launcher, an MPI's or Slurm's have told, and nobody else."""
 
-import socket
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,9 +7,10 @@ import torch
 from ringtrain._binding import options
 from ringtrain._bootstrap.start import init
 from ringtrain._rendezvous import launcher
-from ringtrain._runtime.objects import broadcast_object
+from ringtrain._runtime import context as contexts
 from ringtrain._training.adapter.basics import cross_rank, is_initialized, local_rank, local_size, rank, size
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.distributed.meeting import find_address, told_address
 
 _BY_DEFAULT = 1  # what Trainer makes of devices="auto" on a CPU
 
@@ -79,14 +79,14 @@ class Place:
         """Nothing: the world lives as long as the process."""
 
     def _store(self) -> tuple[str, int]:
-        environ = options.environment()
-        told = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-        if self._address is None and told[0] and told[1]:
-            self._address = told[0], int(told[1])
         if self._address is None:
-            _open()
-            self._address = broadcast_object(_free_port() if rank() == 0 else None, 0, "ringtrain.lightning.store")
+            self._address = told_address() or self._found_address()
         return self._address
+
+    @staticmethod
+    def _found_address() -> tuple[str, int]:
+        _open()
+        return find_address(contexts.current())
 
 
 def _open() -> None:
@@ -97,12 +97,6 @@ def _open() -> None:
         )
     if not is_initialized():
         init()
-
-
-def _free_port() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return socket.gethostname(), int(probe.getsockname()[1])
 
 
 if TYPE_CHECKING:  # a strategy of Lightning's comes behind it

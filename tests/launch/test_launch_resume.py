@@ -43,7 +43,6 @@ OUTLINE = Outline(
     directory="/",
     socket="socket",
     key="00ff",
-    of_rank_0={"MASTER_PORT": "1"},
     networks=NETWORKS,
     hosts=[(Host("a", 2, True), 0), (Host("b", 4), 2)],
 )

@@ -50,8 +50,7 @@ def strike():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-hvd.init()
-dist.init_process_group("ringtrain", store=dist.HashStore(), rank=hvd.rank(), world_size=hvd.size())
+dist.init_process_group("ringtrain", init_method="ringtrain://")
 torch.manual_seed(os.getpid())  # ranks begin with different parameters
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -134,9 +133,15 @@ def refused(kind, words, call):
     else:
         raise AssertionError(words)
 
-refused(InvalidArgumentError, "must not meet by torch's store", lambda: dist.init_process_group("ringtrain"))
+refused(ValueError, "MASTER_ADDR expected", lambda: dist.init_process_group("ringtrain"))
 hvd.init()
-dist.init_process_group("ringtrain", store=dist.HashStore(), rank=hvd.rank(), world_size=hvd.size())
+place = dict(rank=hvd.rank(), world_size=hvd.size())
+shared = "file://" + __file__ + ".store"
+refused(
+    InvalidArgumentError, "must not meet by torch's store",
+    lambda: dist.init_process_group("ringtrain", init_method=shared, **place),
+)
+dist.init_process_group("ringtrain", init_method="ringtrain://")
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.TensorDataset(torch.ones(8, 2))

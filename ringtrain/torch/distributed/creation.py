@@ -74,8 +74,7 @@ def _world(place: Any) -> tuple[Context, bool]:
     if membership.current() is not None and not _is_own_store(place.store):
         raise InvalidArgumentError(
             "init_process_group: in an elastic job ranks must not meet by torch's store, which ends with rank 0, but were to. "
-            "Call hvd.init(), and init_process_group('ringtrain', store=torch.distributed.HashStore(), rank=hvd.rank(), "
-            "world_size=hvd.size())."
+            "Call init_process_group('ringtrain', init_method='ringtrain://')."
         )
     if (world.rank, world.size) != (place.group_rank, place.group_size):
         if is_ours:
