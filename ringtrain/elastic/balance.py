@@ -8,12 +8,32 @@ the present shares, each rank decides the same.
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
+
+from ringtrain.errors import InvalidArgumentError
 
 PAYS = 1.05  # as many times as fast a step must become for shares to change: readers then give up what they have read ahead
 EVERY = 4  # windows, about, from one decision to the next
 SKIPPED = 2  # windows of a world that are not measured
 _NOISE = 0.25  # by which part a speed may differ from the one before and be a measurement of the same
 _GAIN = 0.25  # by which part of such a difference the told one moves
+
+
+class Bounds(NamedTuple):
+    """What the shares of a batch must be.
+
+    Attributes:
+        most: samples of this rank's, which its memory has room for; 0 for any number.
+        multiple_of: the same on all ranks, and the batch is a multiple of it.
+    """
+
+    most: int = 0
+    multiple_of: int = 1
+
+
+def multiples_text(bounds: Bounds) -> str:
+    """What of it must be the same on all ranks, as an addition to other words."""
+    return f", shares in multiples of {bounds.multiple_of}" if bounds.multiple_of > 1 else ""
 
 
 class Pace:
@@ -77,29 +97,70 @@ def equal_shares(batch: int, ranks: int) -> list[int]:
     return [batch // ranks + (place < batch % ranks) for place in range(ranks)]
 
 
-def shares(speeds: Sequence[float], batch: int) -> list[int]:
+def shares(speeds: Sequence[float], batch: int, most: Sequence[int] = (), multiple_of: int = 1) -> list[int]:
     """How many samples of a batch each rank has, so that all take about equally long; one at least.
 
     Args:
         speeds: by place; of ranks that have not measured any, 0, which counts as the mean of the others.
         batch: as many as there are ranks, or more.
+        most: by place, how many samples it may have; 0 for any number.
+        multiple_of: of what all shares are multiples, unless there are fewer such than ranks.
+
+    Raises:
+        InvalidArgumentError: the ranks may have fewer samples together than a batch has, or it is no such multiple.
     """
-    known = [speed for speed in speeds if speed > 0]
-    if not known or batch < len(speeds):
-        return equal_shares(batch, len(speeds))
-    speeds = [speed if speed > 0 else sum(known) / len(known) for speed in speeds]
-    ideal = [batch * speed / sum(speeds) for speed in speeds]
-    found = [max(1, int(each)) for each in ideal]
-    while sum(found) < batch:  # to who is then done first
-        place = min(range(len(found)), key=lambda place: ((found[place] + 1) / speeds[place], place))
-        found[place] += 1
-    while sum(found) > batch:  # of those that have one at least
-        place = max(
-            (place for place in range(len(found)) if found[place] > 1),
-            key=lambda place: (found[place] / speeds[place], -place),
+    if batch % multiple_of:
+        raise InvalidArgumentError(
+            f"--batch balanced: a batch must be a multiple of multiple_of={multiple_of}, but has {batch} samples on all ranks. Choose "
+            "batch_size so, or another multiple_of."
         )
-        found[place] -= 1
+    if batch // multiple_of < len(speeds):
+        multiple_of = 1
+    units = batch // multiple_of
+    if units < len(speeds):
+        return equal_shares(batch, len(speeds))
+    known = [speed for speed in speeds if speed > 0] or [1.0]
+    speeds = [speed if speed > 0 else sum(known) / len(known) for speed in speeds]
+    room = [max(1, limit // multiple_of) if limit else units for limit in most or [0] * len(speeds)]
+    if sum(room) < units:
+        raise InvalidArgumentError(_too_little_room(batch, most, multiple_of))
+    return [multiple_of * each for each in _dealt(speeds, units, room)]
+
+
+def _dealt(speeds: Sequence[float], units: int, room: Sequence[int]) -> list[int]:
+    """So many units, one at least to each place, and no more than it has room for."""
+    found = [max(1, int(each)) for each in _ideal(speeds, units, room)]
+    while sum(found) < units:  # to who is then done first
+        free = [place for place in range(len(found)) if found[place] < room[place]]
+        found[min(free, key=lambda place: ((found[place] + 1) / speeds[place], place))] += 1
+    while sum(found) > units:  # of those that have one at least
+        several = [place for place in range(len(found)) if found[place] > 1]
+        found[max(several, key=lambda place: (found[place] / speeds[place], -place))] -= 1
     return found
+
+
+def _ideal(speeds: Sequence[float], units: float, room: Sequence[int]) -> list[float]:
+    """What places without room leave goes to the others."""
+    found = [0.0] * len(speeds)
+    free = set(range(len(speeds)))
+    while free:
+        left = units - sum(room[place] for place in range(len(speeds)) if place not in free)
+        total = sum(speeds[place] for place in free)
+        full = {place for place in free if left * speeds[place] / total > room[place]}
+        if not full:
+            break
+        free -= full
+    for place in range(len(speeds)):
+        found[place] = left * speeds[place] / total if place in free else float(room[place])
+    return found
+
+
+def _too_little_room(batch: int, most: Sequence[int], multiple_of: int) -> str:
+    in_multiples = f", in multiples of {multiple_of}" if multiple_of > 1 else ""
+    return (
+        f"--batch balanced: the shares of all ranks must hold a batch of {batch} samples, but most= allows "
+        f"{' + '.join(str(limit or 'any') for limit in most)}{in_multiples}. Lower batch_size, raise most=, or raise the MIN of -np."
+    )
 
 
 def seconds_of(counts: Sequence[int], speeds: Sequence[float]) -> float:
@@ -107,12 +168,22 @@ def seconds_of(counts: Sequence[int], speeds: Sequence[float]) -> float:
     return max(count / speed for count, speed in zip(counts, speeds, strict=True) if speed > 0)
 
 
-def better(speeds: Sequence[float], batch: int, present: Sequence[int]) -> list[int] | None:
-    """Shares that are worth the change; None to keep the present ones."""
-    if not any(speed > 0 for speed in speeds):
-        return None
-    found = shares(speeds, batch)
-    return found if seconds_of(present, speeds) >= PAYS * seconds_of(found, speeds) else None
+def better(
+    speeds: Sequence[float], batch: int, present: Sequence[int], most: Sequence[int] = (), multiple_of: int = 1
+) -> list[int] | None:
+    """Shares that are worth the change; None to keep the present ones. Raises InvalidArgumentError as ``shares`` does."""
+    found = shares(speeds, batch, most, multiple_of)
+    if not _fits(present, most, multiple_of) and _fits(found, most, multiple_of):
+        return found
+    is_known = any(speed > 0 for speed in speeds)
+    return found if is_known and seconds_of(present, speeds) >= PAYS * seconds_of(found, speeds) else None
+
+
+def _fits(counts: Sequence[int], most: Sequence[int], multiple_of: int) -> bool:
+    limits = most or [0] * len(counts)
+    return all(
+        (not limit or count <= limit) and count % multiple_of == 0 for count, limit in zip(counts, limits, strict=True)
+    )
 
 
 def gain(counts: Sequence[int], speeds: Sequence[float]) -> float:

@@ -16,9 +16,11 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._training import sharding
 from ringtrain.elastic.adapters import register
+from ringtrain.elastic.balance import multiples_text
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_in_loop_without, refuse_second_pass
 from ringtrain.elastic.reading import Reader
+from ringtrain.elastic.shares import checked_bounds
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 _STATES, _OUTLINES = "ringtrain.elastic.samplers", "ringtrain.elastic.sampler_outlines"
@@ -58,20 +60,33 @@ class BatchSampler:
         shuffle: whether each epoch has an order of its own, drawn from ``seed`` and the epoch.
         seed: the same on all ranks, a whole number from 0.
         drop_last: whether the last batch of an epoch is left out if it is smaller.
+        most, multiple_of: with ``--batch balanced``: how many samples of a batch this rank has room for, by its memory; and, the same
+            on all ranks, of what all shares of a whole batch are multiples, for what is compiled for each size.
 
     Attributes:
+        bounds: these two.
         epoch: whose order it deals.
         processed_num: samples of it that all ranks together have processed.
         dealing: a number that another one takes the place of when what was drawn ahead is given up.
 
     Raises:
         TypeError: an argument of another type.
-        InvalidArgumentError: no sample, a batch size below 1, or not one whole batch with ``drop_last``.
+        InvalidArgumentError: no sample, a batch size below 1, or not one whole batch with ``drop_last``; ``most`` or
+            ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``.
     """
 
     def __init__(
-        self, samples: int | Sized, batch_size: int, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+        self,
+        samples: int | Sized,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        most: int | None = None,
+        multiple_of: int = 1,
     ):
+        self.bounds = checked_bounds("BatchSampler", most, multiple_of)
         self._count = _whole("samples", len(samples) if isinstance(samples, Sized) else samples)
         self.batch_size = _whole("batch_size", batch_size)
         self.shuffle, self.seed, self.drop_last = bool(shuffle), _whole("seed", seed), bool(drop_last)
@@ -161,7 +176,8 @@ class BatchSampler:
         """What must be the same on all ranks, for each sample to have one place in the order."""
         order = f"shuffled by seed {self.seed}" if self.shuffle else "in their order"
         drops = ", without the last ones" if self.drop_last else ""
-        return f"{type(self).__name__} of {self._count} samples, {order}, {self.batch_size} in a batch{drops}"
+        batch = f"{self.batch_size} in a batch{drops}{multiples_text(self.bounds)}"
+        return f"{type(self).__name__} of {self._count} samples, {order}, {batch}"
 
     def follow(self, follower: Follower, keeps_rest: bool = False) -> None:
         """Counts by itself from now on.

@@ -1,18 +1,40 @@
 """The shares of a constant batch that follow speed, as a transaction carries them: measured, told, decided, dealt.
 
-``balance`` has the measure and the decision. What is decided between two steps holds once the next window is released, which
-all ranks then know: a world may be lost when some have heard of it, who would draw what others deal otherwise.
+``balance`` has the measure and the decision. What is decided between two steps holds from the next window on. A world may be
+lost when some ranks have decided and others have not: who has drawn by new shares tells them when they meet in the next one.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ringtrain._binding.log import logger
+from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allgather
 from ringtrain.elastic import balance
-from ringtrain.elastic.standing import Training
+from ringtrain.elastic.standing import Stage, Standing, Training
+from ringtrain.errors import InvalidArgumentError
 
 _SPEEDS = "ringtrain.elastic.speeds"
+_DEALINGS = "ringtrain.elastic.dealings"
+
+
+def checked_bounds(sampler: str, most: int | None, multiple_of: int) -> balance.Bounds:
+    """What a sampler is told of its shares. Raises InvalidArgumentError for numbers below 1, or where shares are equal."""
+    if (most is not None and most < 1) or multiple_of < 1:
+        raise InvalidArgumentError(
+            f"{sampler}: most and multiple_of must be 1 at least, but are {most} and {multiple_of}. Give numbers of samples."
+        )
+    bounds = balance.Bounds(most or 0, multiple_of)
+    member = membership.current()
+    if bounds != balance.Bounds() and member is not None and not member.balances:
+        raise InvalidArgumentError(
+            f"{sampler}: most and multiple_of must come with --batch balanced, where shares may differ, but this elastic job has it not. "
+            "Add the flag to ringtrainrun, or leave them out."
+        )
+    return bounds
 
 
 class Shares:
@@ -26,8 +48,7 @@ class Shares:
     def __init__(self, training: Training, balances: bool):
         self._training = training
         self._pace = balance.Pace() if balances else None
-        self._known: dict[int, list[int]] = {}  # by world, of a whole batch; those that all ranks know
-        self._decided: tuple[int, list[int]] | None = None  # world, shares
+        self._known: dict[int, list[int]] = {}  # by world, of a whole batch, where they are not equal
         self._decides_at = 0  # how much is released when ranks tell their speeds next
         self._has_told = False  # people
 
@@ -51,34 +72,52 @@ class Shares:
         """A window is released; before its samples are counted."""
         if self._pace is not None:
             self._pace.note_window(self._training.weight(contributors) or 0)
-        if self._decided is not None:
-            world, self._known[world] = self._decided
-            self._decided = None
 
     def deal(self, world: int) -> None:
         """The next window is dealt, as ranks of that world share it."""
         if self._pace is not None:
             self._training.share(self._known.get(world, ()))
 
+    def meet(self, own: Standing) -> None:
+        """All tell by which shares their open windows were dealt. Where one is, in a world that some have left before they decided.
+
+        Raises:
+            RingtrainError: of the world.
+        """
+        if self._pace is None:
+            return
+        has_drawn = own.stage != Stage.IDLE
+        for told in allgather_object((own.dealt_in, self._known.get(own.dealt_in)) if has_drawn else None, _DEALINGS):
+            if told is not None and told[1] is not None:
+                self._known[told[0]] = told[1]
+
     def is_due(self, released: int) -> bool:
         """Whether ranks tell their speeds between these two steps; the same on all."""
         return self._pace is not None and released >= self._decides_at
 
     def decide(self, released: int) -> None:
-        """All ranks tell their speeds, and decide the same.
+        """All ranks tell their speeds, and how much they have room for, and decide the same for the window that comes next.
 
         Raises:
+            InvalidArgumentError: there is less room than a batch needs.
             RingtrainError: of the world.
         """
         assert self._pace is not None
-        speeds = allgather(np.array([self._pace.tell()]), name=_SPEEDS).tolist()
-        world, batch = current().world, self._training.batch()
+        bounds, batch = self._training.bounds(), self._training.batch()
+        told = allgather(np.array([[self._pace.tell(), bounds.most]]), name=_SPEEDS)
+        speeds, most = told[:, 0].tolist(), told[:, 1].astype(int).tolist()
         self._decides_at = released + balance.EVERY
-        present = self._known.get(world) or balance.equal_shares(batch, len(speeds))
-        found = balance.better(speeds, batch, present) if batch >= len(speeds) else None
+        if batch < len(speeds):
+            return
+        present = self._known.get(current().world) or balance.equal_shares(batch, len(speeds))
+        found = balance.better(speeds, batch, present, most, bounds.multiple_of)
         if found is None:
             return
-        self._decided = world, found
-        if current().rank == 0 and not self._has_told:
+        self._known[current().world] = found
+        self._training.share(found)
+        self._tell_people(found, speeds)
+
+    def _tell_people(self, counts: Sequence[int], speeds: Sequence[float]) -> None:
+        if current().rank == 0 and not self._has_told and any(speeds):
             self._has_told = True
-            logger.warning("elastic: %s", balance.described(found, speeds))
+            logger.warning("elastic: %s", balance.described(counts, speeds))

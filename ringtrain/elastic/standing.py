@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from ringtrain._binding._native import CData
+from ringtrain.elastic.balance import Bounds
 from ringtrain.elastic.likeness import Outline
 
 
@@ -43,6 +44,9 @@ class Training(Protocol):
 
     def batch(self) -> int:
         """Samples of a batch on all ranks together."""
+
+    def bounds(self) -> Bounds:
+        """What the shares of a batch must be."""
 
     def share(self, counts: Sequence[int]) -> None:
         """So many samples of a whole batch are dealt to each place, from the next window on; none for equal shares."""

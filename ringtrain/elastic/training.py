@@ -5,6 +5,7 @@ from typing import Any
 
 from ringtrain._runtime.objects import broadcast_object
 from ringtrain.elastic.adapters import enter_world
+from ringtrain.elastic.balance import Bounds
 from ringtrain.elastic.lossless import require_one_sampler
 from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.values import StateValues
@@ -50,6 +51,10 @@ class StateTraining:
     def batch(self) -> int:
         """Samples of a batch on all ranks together."""
         return 0 if self._sampler is None else self._sampler.batch
+
+    def bounds(self) -> Bounds:
+        """What the sampler was told."""
+        return Bounds() if self._sampler is None else self._sampler.bounds
 
     def share(self, counts: Sequence[int]) -> None:
         """Deals so many of them to each place; without a sampler they are the script's."""

@@ -349,7 +349,10 @@ class Transaction:
             standings = [standing_of(row) for row in rows.tolist()]
             raise InternalError(f"elastic: a window was released that not all ranks held: {standings}.")
         # Of those whose shares of an open window's samples are still there.
-        places = [] if place[0] < 0 else allgather(np.array([place[0]]), name=_PLACE).tolist()
+        places = []
+        if place[0] >= 0:
+            places = allgather(np.array([place[0]]), name=_PLACE).tolist()
+            self._shares.meet(self._standing())
         require(lib.rt_steps_settle(self._steps, places, len(places)))
         self._carry_out()
 

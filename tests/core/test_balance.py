@@ -3,6 +3,7 @@
 import pytest
 
 from ringtrain.elastic import balance
+from ringtrain.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,37 @@ from ringtrain.elastic import balance
 )
 def test_shares_are_by_speed(speeds, batch, expected):
     assert balance.shares(speeds, batch) == expected
+
+
+@pytest.mark.parametrize(
+    "speeds, batch, most, multiple_of, expected",
+    [
+        ([1, 2, 4], 256, [0, 0, 100], 1, [52, 104, 100]),  # what one leaves goes to the others, by their speeds
+        ([1, 2, 4], 256, [0, 90, 100], 1, [66, 90, 100]),
+        ([1, 2, 4], 256, [66, 90, 100], 1, [66, 90, 100]),
+        ([0, 0], 10, [3, 0], 1, [3, 7]),  # before anything is measured, too
+        ([1, 2, 4], 256, [], 8, [32, 72, 152]),
+        ([1, 2, 4], 256, [0, 0, 100], 8, [56, 104, 96]),
+        ([1, 1, 1], 16, [], 8, [6, 5, 5]),  # fewer multiples than ranks
+        ([1, 9], 16, [3, 0], 8, [8, 8]),  # one multiple at least
+    ],
+    ids=str,
+)
+def test_shares_keep_within_bounds(speeds, batch, most, multiple_of, expected):
+    assert balance.shares(speeds, batch, most, multiple_of) == expected
+
+
+def test_bounds_that_no_shares_keep():
+    with pytest.raises(InvalidArgumentError, match=r"must hold a batch of 8 samples, but most= allows 3 \+ 4"):
+        balance.shares([1, 1], 8, [3, 4])
+    with pytest.raises(InvalidArgumentError, match="multiple_of=3, but has 8 samples"):
+        balance.shares([1, 1], 8, [], 3)
+
+
+def test_shares_that_fit_take_the_place_of_those_that_do_not_though_nothing_is_faster():
+    assert balance.better([0, 0], 10, [5, 5], [3, 0]) == [3, 7]
+    assert balance.better([0, 0], 10, [3, 7], [3, 0]) is None
+    assert balance.better([1, 1], 12, [7, 5], [], 2) == [6, 6]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])

@@ -70,7 +70,7 @@ TRAINING = """
     model = hvd.SyncBatchNorm.convert_sync_batchnorm(model)  # the parameters stay the same objects
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    sampler = hvd.elastic.ElasticSampler(Data())
+    sampler = hvd.elastic.ElasticSampler(Data(), **json.loads(os.environ.get("BOUNDS", "{}")).get(slot, {}))
     loader = torch.utils.data.DataLoader(Data(), BATCH, sampler=sampler, **json.loads(os.environ.get("LOADER", "{}")))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, len(loader), 0.5)  # which no number of ranks may change
     state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
@@ -217,7 +217,67 @@ def test_shares_that_follow_how_fast_ranks_are(faults: dict[str, str], loader: d
     said = run(job, 3, *LATER, "--batch", "balanced", FAULTS=json.dumps(faults), LOADER=json.dumps(loader), SLOW="0.02")
     assert_as_alone(said, 3 - len(faults))
     sizes = [[len(samples) for samples in step] for step in steps_of(said)]
-    assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[5] in ([1, 2, 5], [1, 3, 4]), sizes
+    assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[4] in ([1, 2, 5], [1, 3, 4]), sizes
+
+
+MISSES_A_DECISION = """
+import numpy as np
+import ringtrain.elastic.shares as shares
+from ringtrain.errors import PeerLostError
+asks = shares.allgather
+def heard_too_late(*given, **named):
+    told = asks(*given, **named)
+    if slot == "1" and told[:, 0].all() and not (folder / "missed").exists():
+        (folder / "missed").touch()
+        raise PeerLostError("planted")
+    return told
+shares.allgather = heard_too_late
+"""
+
+
+def test_a_rank_that_misses_a_decision_learns_how_the_others_were_dealt_to(job: Job) -> None:
+    """They have drawn by shares of which it has not heard when it leaves that world; the next one begins with their step."""
+    said = run(job, 3, *LATER, "--batch", "balanced", PLANTED=MISSES_A_DECISION, SLOW="0.02")
+    assert_as_alone(said, 3)
+    sizes = [[len(samples) for samples in step] for step in steps_of(said)]
+    assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[4] in ([1, 2, 5], [1, 3, 4]), sizes
+
+
+def test_no_rank_has_more_than_it_has_room_for(job: Job) -> None:
+    """From the first step on, and what it leaves goes to the others, however fast they are."""
+    bounds = json.dumps({"0": {"most": 2}, "2": {"most": 3}})
+    said = run(job, 3, *LATER, "--batch", "balanced", BOUNDS=bounds, SLOW="0.02")
+    assert_as_alone(said, 3)
+    sizes = [[len(samples) for samples in step] for step in steps_of(said)]
+    assert sizes[:4] == [[2, 3, 3]] * 4 and sizes[4] in ([1, 4, 3], [2, 3, 3]), sizes
+
+
+def test_shares_that_are_multiples(job: Job) -> None:
+    """Of two samples, but for an epoch's last batch."""
+    bounds = json.dumps({slot: {"multiple_of": 2} for slot in "012"})
+    said = run(job, 3, *LATER, "--batch", "balanced", BOUNDS=bounds, SLOW="0.02")
+    assert_as_alone(said, 3)
+    sizes = [[len(samples) for samples in step] for step in steps_of(said) if sum(map(len, step)) == BATCH * PLANNED]
+    assert sizes[0] in ([4, 2, 2], [2, 4, 2]) and sizes[5] == [2, 2, 4], sizes
+
+
+@pytest.mark.parametrize(
+    "most, flags, words",
+    [
+        ("2", ("--batch", "balanced"), "must hold a batch of 8 samples, but most= allows 2 + 2"),
+        ("2", ("--batch", "constant"), "must come with --batch balanced"),
+        ("0", ("--batch", "balanced"), "must be 1 at least, but are 0 and 1"),
+    ],
+)
+def test_bounds_that_cannot_be_kept(most: str, flags: tuple[str, ...], words: str, job: Job) -> None:
+    python = python_with("tcp")
+    source = program("torch.nn.Identity", False) + textwrap.dedent(TRAINING)
+    line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", f"2:{PLANNED}"]
+    hosts = "--host-discovery-script", "echo localhost:2"
+    bounds = json.dumps({slot: {"most": int(most)} for slot in "01"})
+    environment = rank_environment(OMP_NUM_THREADS="1", BOUNDS=bounds)
+    done = job.run(*line, *hosts, *flags, python, "-c", source, seconds=SECONDS, env=environment)
+    assert done.returncode == 1 and words in done.stderr, done.stderr
 
 
 @pytest.mark.long

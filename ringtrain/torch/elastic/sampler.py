@@ -8,7 +8,9 @@ import torch
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._training import sharding
+from ringtrain.elastic.balance import multiples_text
 from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_in_loop_without, refuse_second_pass
+from ringtrain.elastic.shares import checked_bounds
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
@@ -47,8 +49,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         dataset: the whole data set.
         shuffle: whether each epoch has an order of its own, drawn from ``seed`` and the epoch.
         seed: the same on all ranks.
+        most, multiple_of: with ``--batch balanced``: how many samples of a batch this rank has room for, by its memory; and, the same
+            on all ranks, of what all shares of a whole batch are multiples, for what is compiled for each size.
 
     Attributes:
+        bounds: these two.
         epoch: of the next iteration.
         dealing: a number that another one takes the place of when what was drawn ahead is given up.
         processed_num: samples of it that all ranks together have processed.
@@ -56,12 +61,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         remaining_indices: what is left, in its order.
 
     Raises:
+        InvalidArgumentError: ``most`` or ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``.
         UnsupportedError: with ``--batch constant``, from what draws single samples, such as a batch sampler of one's own.
     """
 
     _open: SampleOrder | BatchOrder
 
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0):
+    def __init__(
+        self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, most: int | None = None, multiple_of: int = 1
+    ):
         try:
             current()
         except NotInitializedError:
@@ -69,6 +77,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
                 "ElasticSampler: init() must be called before, since samples are dealt to the ranks that there are, but was not. Make "
                 "the sampler behind it."
             ) from None
+        self.bounds = checked_bounds("ElasticSampler", most, multiple_of)
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
@@ -278,7 +287,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def outline(self) -> str:
         """What must be the same on all ranks, for each sample to have one place in the order."""
         order = f"shuffled by seed {self.seed}" if self.shuffle else "in their order"
-        return f"{type(self).__name__} of {len(self.dataset)} samples, {order}"
+        return f"{type(self).__name__} of {len(self.dataset)} samples, {order}{multiples_text(self.bounds)}"
 
     def _follow_world(self) -> None:
         """One of no ``State`` is told of no change: what is left is dealt where it is read next."""

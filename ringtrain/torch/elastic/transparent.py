@@ -24,6 +24,7 @@ from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
+from ringtrain.elastic.balance import Bounds
 from ringtrain.elastic.lossless import (
     LosslessState,
     checked_progress,
@@ -446,6 +447,10 @@ class _Training:
     def batch(self) -> int:
         """Samples of a batch on all ranks together."""
         return self.samplers[0].batch if self.samplers else 0
+
+    def bounds(self) -> Bounds:
+        """What the first of them was told."""
+        return self.samplers[0].bounds if self.samplers else Bounds()
 
     def share(self, counts: Sequence[int]) -> None:
         """Deals so many of them to each place."""
