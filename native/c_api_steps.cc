@@ -150,6 +150,10 @@ int32_t rt_samples_share(rt_samples* samples, const int64_t* parts, int32_t coun
   return Or<int32_t>(-1, [&] { return samples->samples.Share({parts, parts + count}), 1; });
 }
 
+int32_t rt_samples_cost(rt_samples* samples, const int64_t* costs, int64_t count) {
+  return Or<int32_t>(-1, [&] { return samples->samples.Cost({costs, costs + count}), 1; });
+}
+
 void rt_samples_forget_ahead(rt_samples* samples) { samples->samples.ForgetAhead(); }
 
 int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions) {
@@ -168,4 +172,8 @@ int32_t rt_samples_release(rt_samples* samples, const int32_t* places, int32_t c
 
 int64_t rt_samples_weight(rt_samples* samples, const int32_t* places, int32_t count) {
   return Or<int64_t>(-1, [&] { return samples->samples.Weight(In(places, count)); });
+}
+
+int64_t rt_samples_work(rt_samples* samples) {
+  return Or<int64_t>(-1, [&] { return samples->samples.Work(); });
 }

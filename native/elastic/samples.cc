@@ -35,6 +35,13 @@ void Samples::Share(const std::vector<int64_t>& parts) {
   before_ = std::move(before);
 }
 
+void Samples::Cost(std::vector<int64_t> costs) {
+  if (by_position()) costs.clear();
+  if (costs == costs_) return;
+  ForgetAhead();
+  costs_ = std::move(costs);
+}
+
 std::vector<int64_t> Samples::DrawAhead() {
   std::vector<int64_t> positions;
   const int64_t number = drawn_;
@@ -56,8 +63,7 @@ int64_t Samples::Take(int64_t draws) {
 void Samples::Release(const Contributors& contributors) {
   const int64_t dealt = Dealt(taken_);
   std::vector<int64_t> again;
-  for (int64_t index = 0; contributors && index < dealt; ++index)
-    if (!IsIn(index, *contributors)) again.push_back(At(index));
+  if (contributors) again = Lost(dealt, *contributors);
   const bool lost = !again.empty();
   const int64_t were_given_back = std::min(dealt, static_cast<int64_t>(given_back_.size()));
   again.insert(again.end(), given_back_.begin() + were_given_back, given_back_.end());
@@ -88,6 +94,15 @@ int64_t Samples::Weight(const Contributors& contributors) const {
   return counts;
 }
 
+int64_t Samples::Work() const {
+  int64_t work = 0;
+  for (int64_t number = 0; number < taken_; ++number) {
+    const Slice slice = SliceOf(number);
+    for (int64_t at = slice.first; at < slice.end; at += slice.step) work += CostAt(number * batch_ + at);
+  }
+  return work;
+}
+
 int64_t Samples::draws_left() const {
   const int64_t draws = by_position() ? (left() + size_ - 1) / size_ : Batches(left());
   return std::max<int64_t>(0, draws - taken_);
@@ -110,13 +125,46 @@ int64_t Samples::At(int64_t index) const {
 
 int64_t Samples::CountIn(int64_t number) const { return std::min(batch_, left() - number * batch_); }
 
-int64_t Samples::Begins(int64_t count, int32_t place) const {
-  return place + (count - size_) * before_[static_cast<size_t>(place)] / before_.back();
+std::vector<int64_t> Samples::Begins(int64_t number) const {
+  const int64_t count = CountIn(number);
+  if (count < size_ || (before_.empty() && costs_.empty())) return {};
+  std::vector<int64_t> begins;
+  for (int64_t place = 0; place <= size_; ++place) {
+    const bool is_equal = before_.empty();
+    const int64_t parts = is_equal ? place : before_[static_cast<size_t>(place)];
+    begins.push_back(place + (count - size_) * parts / (is_equal ? size_ : before_.back()));
+  }
+  return costs_.empty() ? begins : BeginsByCost(number, begins);
+}
+
+int64_t Samples::CostAt(int64_t index) const {
+  return costs_.empty() ? 1 : costs_[static_cast<size_t>(At(index)) % costs_.size()];
+}
+
+// As large a part of what the batch costs as `parts` are of its positions, to within one of them; one position at
+// least.
+std::vector<int64_t> Samples::BeginsByCost(int64_t number, const std::vector<int64_t>& parts) const {
+  const int64_t count = parts.back();
+  std::vector<double> before = {0};  // of each position, what those before it cost
+  for (int64_t at = 0; at < count; ++at)
+    before.push_back(before.back() + static_cast<double>(CostAt(number * batch_ + at)));
+  std::vector<int64_t> begins = {0};
+  for (int64_t place = 1; place < size_; ++place) {
+    const double due =
+        before.back() * static_cast<double>(parts[static_cast<size_t>(place)]) / static_cast<double>(count);
+    auto at = std::lower_bound(before.begin(), before.end(), due);
+    if (at != before.begin() && due - at[-1] < at[0] - due) --at;
+    begins.push_back(std::clamp<int64_t>(at - before.begin(), begins.back() + 1, count - (size_ - place)));
+  }
+  begins.push_back(count);
+  return begins;
 }
 
 Samples::Slice Samples::SliceOf(int64_t number) const {
   const int64_t count = CountIn(number);
-  if (!before_.empty() && count >= size_) return {Begins(count, place_), Begins(count, place_ + 1), 1};
+  const std::vector<int64_t> begins = Begins(number);
+  const auto place = static_cast<size_t>(place_);
+  if (!begins.empty()) return {begins[place], begins[place + 1], 1};
   return {count < size_ ? place_ % count : place_, count, size_};
 }
 
@@ -128,15 +176,22 @@ int64_t Samples::SizeOfShares(int64_t first, int64_t end) const {
 
 int64_t Samples::Dealt(int64_t draws) const { return std::min(draws * (by_position() ? size_ : batch_), left()); }
 
-bool Samples::IsIn(int64_t index, const std::vector<int32_t>& contributors) const {
-  const int64_t in_batch = by_position() ? index : index % batch_;
-  const int64_t count = by_position() ? size_ : CountIn(index / batch_);
-  const int64_t among = std::min<int64_t>(size_, count);
-  const auto has = [&](int32_t place) {
-    if (before_.empty() || count < size_) return place % among == in_batch % among;
-    return Begins(count, place) <= in_batch && in_batch < Begins(count, place + 1);
-  };
-  return std::any_of(contributors.begin(), contributors.end(), has);
+std::vector<int64_t> Samples::Lost(int64_t dealt, const std::vector<int32_t>& contributors) const {
+  std::vector<int64_t> lost;
+  const int64_t batch = by_position() ? dealt : batch_;
+  for (int64_t first = 0; first < dealt; first += batch) {
+    const int64_t count = std::min(batch, dealt - first);
+    const int64_t among = by_position() ? size_ : std::min<int64_t>(size_, count);
+    const std::vector<int64_t> begins = by_position() ? std::vector<int64_t>() : Begins(first / batch);
+    for (int64_t at = 0; at < count; ++at) {
+      const auto has = [&](int32_t place) {
+        if (begins.empty()) return place % among == at % among;
+        return begins[static_cast<size_t>(place)] <= at && at < begins[static_cast<size_t>(place) + 1];
+      };
+      if (std::none_of(contributors.begin(), contributors.end(), has)) lost.push_back(At(first + at));
+    }
+  }
+  return lost;
 }
 
 }  // namespace ringtrain

@@ -12,9 +12,10 @@
 // Batches. What is left is cut into batches as one process cuts it. Within a batch of N positions the rank at place p
 // of n has p, p + n, p + 2n, … So shares differ by one at most. Weighed by its number of positions each rank's mean
 // makes the mean of the batch. Ranks of unequal speed have unequal shares of it: then a place has consecutive
-// positions, one and its part of the others (Share). Where a batch has fewer positions than there are ranks, places N
-// and above compute what place p modulo N does, since every rank must take part, and weigh nothing; if a place is lost
-// within the step, the lowest of those that have computed the same takes its part.
+// positions, one and its part of the others (Share). Where positions cost differently, as sentences of unequal length,
+// a place has as many as come nearest to its part of what the batch costs (Cost). Where a batch has fewer positions
+// than there are ranks, places N and above compute what place p modulo N does, since every rank must take part, and
+// weigh nothing; if a place is lost within the step, the lowest of those that have computed the same takes its part.
 #ifndef RINGTRAIN_ELASTIC_SAMPLES_H_
 #define RINGTRAIN_ELASTIC_SAMPLES_H_
 
@@ -49,6 +50,9 @@ class Samples {
   // Of batches, from here on, where nothing is taken: what each place has beyond one position, in any unit; empty for
   // equal shares, as Deal leaves them to other ranks.
   void Share(const std::vector<int64_t>& parts);
+  // What positions of the order cost, in turn: above 0, in any unit; none if all cost alike. Of batches, where nothing
+  // is taken.
+  void Cost(std::vector<int64_t> costs);
   // Gives up what was drawn for later windows.
   void ForgetAhead() { drawn_ = taken_; }
   // This rank's positions of the next draw, for whatever window; none if there is none left.
@@ -60,6 +64,8 @@ class Samples {
   void Release(const Contributors& contributors);
   // Positions of the open window that this rank stands for among the contributors, which it is one of.
   int64_t Weight(const Contributors& contributors) const;
+  // What this rank's positions of the open window cost; their number if all cost alike.
+  int64_t Work() const;
 
   // As of the last window that was released.
   int64_t next() const { return next_; }
@@ -82,19 +88,24 @@ class Samples {
   };
   bool by_position() const { return plan_.cut == Cut::kPositions; }
   int64_t Batches(int64_t positions) const;
-  int64_t At(int64_t index) const;                         // of what is left
-  int64_t CountIn(int64_t number) const;                   // positions of a batch
-  int64_t Begins(int64_t count, int32_t place) const;      // of unequal shares of so many positions, that place's first
+  int64_t At(int64_t index) const;        // of what is left
+  int64_t CountIn(int64_t number) const;  // positions of a batch
+  int64_t CostAt(int64_t index) const;
+  // Where each place's share of a batch begins in it, and the last one ends; none if shares are not consecutive.
+  std::vector<int64_t> Begins(int64_t number) const;
+  std::vector<int64_t> BeginsByCost(int64_t number, const std::vector<int64_t>& parts) const;
   Slice SliceOf(int64_t number) const;                     // of a batch, this rank's
   int64_t SizeOfShares(int64_t first, int64_t end) const;  // of batches
   int64_t Dealt(int64_t draws) const;
-  bool IsIn(int64_t index, const std::vector<int32_t>& contributors) const;
+  // Of what is dealt, the positions that are no contributor's.
+  std::vector<int64_t> Lost(int64_t dealt, const std::vector<int32_t>& contributors) const;
 
   SamplePlan plan_;
   int64_t next_;
   std::vector<int64_t> given_back_;
   int32_t size_ = 1, place_ = 0;
   std::vector<int64_t> before_;  // with unequal shares: the sum of the parts of all places before each, and of all
+  std::vector<int64_t> costs_;   // of positions of the order
   int64_t batch_;
   int64_t taken_ = 0, drawn_ = 0;
 };

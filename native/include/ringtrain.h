@@ -419,6 +419,8 @@ void rt_samples_look(rt_samples* samples, rt_samples_state* state);
 void rt_samples_deal(rt_samples* samples, int32_t size, int32_t place);
 /* parts: of each place; none for equal shares. Returns -1 without memory. */
 int32_t rt_samples_share(rt_samples* samples, const int64_t* parts, int32_t count);
+/* costs: of each position of the order; none if all cost alike. Returns -1 without memory. */
+int32_t rt_samples_cost(rt_samples* samples, const int64_t* costs, int64_t count);
 void rt_samples_forget_ahead(rt_samples* samples);
 /* positions: until the next call. Returns their number, or -1 without memory. */
 int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions);
@@ -426,6 +428,8 @@ int64_t rt_samples_take(rt_samples* samples, int64_t draws);
 /* Both return -1 without memory. */
 int32_t rt_samples_release(rt_samples* samples, const int32_t* places, int32_t count);
 int64_t rt_samples_weight(rt_samples* samples, const int32_t* places, int32_t count);
+/* What this rank's positions of the open window cost; -1 without memory. */
+int64_t rt_samples_work(rt_samples* samples);
 
 /* ---- other native libraries ---- */
 /* What a library beside this one uses of it, such as the one that TensorFlow loads; it links against neither Python

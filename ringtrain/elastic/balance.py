@@ -6,34 +6,56 @@ another speed it is believed when it is measured twice in a row, so that a pause
 the present shares, each rank decides the same.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
+
+import numpy as np
 
 from ringtrain.errors import InvalidArgumentError
 
 PAYS = 1.05  # as many times as fast a step must become for shares to change: readers then give up what they have read ahead
 EVERY = 4  # windows, about, from one decision to the next
 SKIPPED = 2  # windows of a world that are not measured
+AVERAGE_COST = 1000  # of a sample, in whole numbers
 _NOISE = 0.25  # by which part a speed may differ from the one before and be a measurement of the same
 _GAIN = 0.25  # by which part of such a difference the told one moves
 
 
-class Bounds(NamedTuple):
-    """What the shares of a batch must be.
+class ShareRules(NamedTuple):
+    """What a sampler was told of shares.
 
     Attributes:
-        most: samples of this rank's, which its memory has room for; 0 for any number.
+        most: samples of this rank's share, which its memory has room for; 0 for any number.
         multiple_of: the same on all ranks, and the batch is a multiple of it.
+        costs: of each sample of the data set, int64 above 0, `AVERAGE_COST` on average; empty if all cost alike. The same on all ranks.
     """
 
     most: int = 0
     multiple_of: int = 1
+    costs: np.ndarray = np.empty(0, np.int64)
+
+    @property
+    def text(self) -> str:
+        """What of it must be the same on all ranks, as an addition to other words."""
+        multiples = f", shares in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+        costs = f", at costs with the checksum {zlib.crc32(self.costs.tobytes())}" if len(self.costs) else ""
+        return multiples + costs
+
+    def costs_in(self, order: np.ndarray) -> np.ndarray:
+        """Of the samples in an order; empty if all cost alike."""
+        return self.costs[order] if len(self.costs) else self.costs
+
+    @property
+    def unit(self) -> int:
+        """What a sample costs on average."""
+        return AVERAGE_COST if len(self.costs) else 1
 
 
-def multiples_text(bounds: Bounds) -> str:
-    """What of it must be the same on all ranks, as an addition to other words."""
-    return f", shares in multiples of {bounds.multiple_of}" if bounds.multiple_of > 1 else ""
+def costs_of(found: np.ndarray) -> np.ndarray:
+    """As `ShareRules` has them, of numbers above 0."""
+    return np.maximum(1, np.rint(found * (AVERAGE_COST / found.mean()))).astype(np.int64)
 
 
 class Pace:
@@ -47,7 +69,7 @@ class Pace:
         self._clock = clock
         self._since: float | None = None
         self._own = 0.0  # seconds, in the open window
-        self._samples, self._seconds = 0, 0.0  # since it was told last
+        self._samples, self._seconds = 0.0, 0.0  # since it was told last
         self._told = 0.0
         self._has_doubt = False
         self._skipped = 0
@@ -66,8 +88,8 @@ class Pace:
         """From here on it computes."""
         self._since = self._clock()
 
-    def note_window(self, samples: int) -> None:
-        """A window has ended, in which this rank had so many samples."""
+    def note_window(self, samples: float) -> None:
+        """A window has ended, in which this rank had so many samples, or as much work as so many have on average."""
         own, self._own = self._own, 0.0
         if self._skipped > 0:
             self._skipped -= 1
@@ -79,7 +101,7 @@ class Pace:
         """Samples a second; 0 if no window was measured so far."""
         if self._samples > 0 and self._seconds > 0:
             self._believe(self._samples / self._seconds)
-        self._samples, self._seconds = 0, 0.0
+        self._samples, self._seconds = 0.0, 0.0
         return self._told
 
     def _believe(self, found: float) -> None:

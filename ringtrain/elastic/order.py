@@ -11,6 +11,8 @@ given up when another dealing begins, and dealt there. So ranks may have drawn a
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
 from ringtrain._training import guard
 from ringtrain.errors import InvalidArgumentError
@@ -106,6 +108,15 @@ class Order:
     def share(self, counts: Sequence[int]) -> None:
         """Of batches, where nothing is taken: how many positions of a whole one each place has from here on; none for equal shares."""
         require(lib.rt_samples_share(self._native, [each - 1 for each in counts], len(counts)))
+
+    def cost(self, costs: np.ndarray) -> None:
+        """Of batches, where nothing is taken: what each position of the order costs, int64 above 0; none if all cost alike."""
+        require(lib.rt_samples_cost(self._native, ffi.from_buffer("int64_t[]", costs), len(costs)))
+
+    @property
+    def work(self) -> int:
+        """What this rank's positions of the open window cost; their number if all cost alike."""
+        return counted(lib.rt_samples_work(self._native))
 
     def forget_ahead(self) -> None:
         """Gives up what was drawn for later windows, which will be drawn again."""

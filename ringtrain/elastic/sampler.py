@@ -16,11 +16,10 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._training import sharding
 from ringtrain.elastic.adapters import register
-from ringtrain.elastic.balance import multiples_text
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_in_loop_without, refuse_second_pass
 from ringtrain.elastic.reading import Reader
-from ringtrain.elastic.shares import checked_bounds
+from ringtrain.elastic.shares import share_rules
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 _STATES, _OUTLINES = "ringtrain.elastic.samplers", "ringtrain.elastic.sampler_outlines"
@@ -62,9 +61,11 @@ class BatchSampler:
         drop_last: whether the last batch of an epoch is left out if it is smaller.
         most, multiple_of: with ``--batch balanced``: how many samples of a batch this rank has room for, by its memory; and, the same
             on all ranks, of what all shares of a whole batch are multiples, for what is compiled for each size.
+        cost: of each sample, as a sentence's length: a sequence, or a function of its index; the same on all ranks. Shares of a
+            batch then have equal parts of its cost, or with ``--batch balanced`` such as each rank is fast.
 
     Attributes:
-        bounds: these two.
+        share_rules: these three.
         epoch: whose order it deals.
         processed_num: samples of it that all ranks together have processed.
         dealing: a number that another one takes the place of when what was drawn ahead is given up.
@@ -72,7 +73,7 @@ class BatchSampler:
     Raises:
         TypeError: an argument of another type.
         InvalidArgumentError: no sample, a batch size below 1, or not one whole batch with ``drop_last``; ``most`` or
-            ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``.
+            ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``; costs that are no numbers above 0.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class BatchSampler:
         *,
         most: int | None = None,
         multiple_of: int = 1,
+        cost: Sequence[float] | Callable[[int], float] | None = None,
     ):
-        self.bounds = checked_bounds("BatchSampler", most, multiple_of)
         self._count = _whole("samples", len(samples) if isinstance(samples, Sized) else samples)
         self.batch_size = _whole("batch_size", batch_size)
         self.shuffle, self.seed, self.drop_last = bool(shuffle), _whole("seed", seed), bool(drop_last)
@@ -104,6 +105,7 @@ class BatchSampler:
                 f"BatchSampler: samples and batch_size must be 1 at least, but are {self._count} and {self.batch_size}. Give the "
                 "number of samples of the whole data set, and of one rank's batch."
             )
+        self.share_rules = share_rules("BatchSampler", self._count, most, multiple_of, cost)
         self._reset()
         if self.batches_left == 0:
             raise InvalidArgumentError(
@@ -176,7 +178,7 @@ class BatchSampler:
         """What must be the same on all ranks, for each sample to have one place in the order."""
         order = f"shuffled by seed {self.seed}" if self.shuffle else "in their order"
         drops = ", without the last ones" if self.drop_last else ""
-        batch = f"{self.batch_size} in a batch{drops}{multiples_text(self.bounds)}"
+        batch = f"{self.batch_size} in a batch{drops}{self.share_rules.text}"
         return f"{type(self).__name__} of {self._count} samples, {order}, {batch}"
 
     def follow(self, follower: Follower, keeps_rest: bool = False) -> None:
@@ -211,6 +213,11 @@ class BatchSampler:
     def batch(self) -> int:
         """Samples that a whole batch has on all ranks together."""
         return self._open.batch
+
+    @property
+    def work(self) -> float:
+        """What this rank has to do in the open window, in samples of average cost."""
+        return self._open.work / self.share_rules.unit
 
     @property
     def drawn(self) -> str:
@@ -299,6 +306,7 @@ class BatchSampler:
         )
         order.deal(size, place)
         order.share(self._shares)
+        order.cost(self.share_rules.costs_in(self._order))
         return order
 
 

@@ -4,7 +4,7 @@
 lost when some ranks have decided and others have not: who has drawn by new shares tells them when they meet in the next one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,20 +21,42 @@ _SPEEDS = "ringtrain.elastic.speeds"
 _DEALINGS = "ringtrain.elastic.dealings"
 
 
-def checked_bounds(sampler: str, most: int | None, multiple_of: int) -> balance.Bounds:
-    """What a sampler is told of its shares. Raises InvalidArgumentError for numbers below 1, or where shares are equal."""
+def share_rules(
+    sampler: str, count: int, most: int | None, multiple_of: int, cost: Sequence[float] | Callable[[int], float] | None
+) -> balance.ShareRules:
+    """What a sampler of so many samples is told of its shares.
+
+    Raises:
+        InvalidArgumentError: numbers below 1, or rules that this job's shares cannot follow.
+    """
     if (most is not None and most < 1) or multiple_of < 1:
         raise InvalidArgumentError(
             f"{sampler}: most and multiple_of must be 1 at least, but are {most} and {multiple_of}. Give numbers of samples."
         )
-    bounds = balance.Bounds(most or 0, multiple_of)
+    is_bounded = most is not None or multiple_of > 1
+    if is_bounded and cost is not None:
+        raise InvalidArgumentError(
+            f"{sampler}: shares by cost= must be of any number of samples, but most or multiple_of was given, too. Leave one out."
+        )
     member = membership.current()
-    if bounds != balance.Bounds() and member is not None and not member.balances:
+    if is_bounded and member is not None and not member.balances:
         raise InvalidArgumentError(
             f"{sampler}: most and multiple_of must come with --batch balanced, where shares may differ, but this elastic job has it not. "
             "Add the flag to ringtrainrun, or leave them out."
         )
-    return bounds
+    costs = _costs(sampler, count, cost) if cost is not None else balance.ShareRules().costs
+    return balance.ShareRules(most or 0, multiple_of, costs)
+
+
+def _costs(sampler: str, count: int, cost: Sequence[float] | Callable[[int], float]) -> np.ndarray:
+    given = [cost(index) for index in range(count)] if callable(cost) else cost
+    found = np.asarray(given, np.float64)
+    if found.shape != (count,) or not (np.isfinite(found) & (found > 0)).all():
+        raise InvalidArgumentError(
+            f"{sampler}: cost must be a number above 0 for each of {count} samples, but is {found.shape} from "
+            f"{found.min(initial=np.inf):g} to {found.max(initial=-np.inf):g}. Give their lengths, or a function of an index."
+        )
+    return balance.costs_of(found)
 
 
 class Shares:
@@ -68,10 +90,10 @@ class Shares:
         if self._pace is not None:
             self._pace.enter_world()
 
-    def end_window(self, contributors: set[int] | None) -> None:
+    def end_window(self) -> None:
         """A window is released; before its samples are counted."""
         if self._pace is not None:
-            self._pace.note_window(self._training.weight(contributors) or 0)
+            self._pace.note_window(self._training.work())
 
     def deal(self, world: int) -> None:
         """The next window is dealt, as ranks of that world share it."""
@@ -103,14 +125,14 @@ class Shares:
             RingtrainError: of the world.
         """
         assert self._pace is not None
-        bounds, batch = self._training.bounds(), self._training.batch()
-        told = allgather(np.array([[self._pace.tell(), bounds.most]]), name=_SPEEDS)
+        rules, batch = self._training.share_rules(), self._training.batch()
+        told = allgather(np.array([[self._pace.tell(), rules.most]]), name=_SPEEDS)
         speeds, most = told[:, 0].tolist(), told[:, 1].astype(int).tolist()
         self._decides_at = released + balance.EVERY
         if batch < len(speeds):
             return
         present = self._known.get(current().world) or balance.equal_shares(batch, len(speeds))
-        found = balance.better(speeds, batch, present, most, bounds.multiple_of)
+        found = balance.better(speeds, batch, present, most, rules.multiple_of)
         if found is None:
             return
         self._known[current().world] = found

@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from ringtrain._binding._native import CData
-from ringtrain.elastic.balance import Bounds
+from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.likeness import Outline
 
 
@@ -45,8 +45,11 @@ class Training(Protocol):
     def batch(self) -> int:
         """Samples of a batch on all ranks together."""
 
-    def bounds(self) -> Bounds:
+    def share_rules(self) -> ShareRules:
         """What the shares of a batch must be."""
+
+    def work(self) -> float:
+        """The samples of this rank in the open window; those of average cost that would cost as much, where costs differ."""
 
     def share(self, counts: Sequence[int]) -> None:
         """So many samples of a whole batch are dealt to each place, from the next window on; none for equal shares."""

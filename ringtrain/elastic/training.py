@@ -5,7 +5,7 @@ from typing import Any
 
 from ringtrain._runtime.objects import broadcast_object
 from ringtrain.elastic.adapters import enter_world
-from ringtrain.elastic.balance import Bounds
+from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.lossless import require_one_sampler
 from ringtrain.elastic.sampler import BatchSampler
 from ringtrain.elastic.values import StateValues
@@ -52,9 +52,13 @@ class StateTraining:
         """Samples of a batch on all ranks together."""
         return 0 if self._sampler is None else self._sampler.batch
 
-    def bounds(self) -> Bounds:
+    def share_rules(self) -> ShareRules:
         """What the sampler was told."""
-        return Bounds() if self._sampler is None else self._sampler.bounds
+        return ShareRules() if self._sampler is None else self._sampler.share_rules
+
+    def work(self) -> float:
+        """What this rank does in the open window, in samples; without a sampler nobody knows."""
+        return 0.0 if self._sampler is None else self._sampler.work
 
     def share(self, counts: Sequence[int]) -> None:
         """Deals so many of them to each place; without a sampler they are the script's."""

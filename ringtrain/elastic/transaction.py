@@ -369,7 +369,7 @@ class Transaction:
 
     def _finish_window(self, effect: CData) -> None:
         places = set_of(effect.places, effect.count)
-        self._shares.end_window(places)
+        self._shares.end_window()
         self._training.finish_window(places)
 
     def _deal(self, effect: CData) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from fractions import Fraction
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,16 +11,24 @@ from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in
 
 COUNTS, BATCHES, SIZES = st.integers(0, 60), st.integers(1, 20), st.integers(1, 7)
 COUNTS_OF_PLACES = st.lists(st.integers(1, 9), max_size=7)  # shares of a whole batch, if there are as many as ranks
+COSTS = st.lists(st.integers(1, 1000), min_size=60, max_size=60) | st.just([])  # of each position; none: all alike
 ALL = settings(max_examples=60)
 
 
 def ranks(
-    size: int, count: int, batch: int, drops_last: bool = False, progress: tuple = (0, ()), shares: Sequence[int] = ()
+    size: int,
+    count: int,
+    batch: int,
+    drops_last: bool = False,
+    progress: tuple = (0, ()),
+    shares: Sequence[int] = (),
+    costs: Sequence[int] = (),
 ) -> list[BatchOrder]:
     orders = [BatchOrder(count, batch, drops_last, *progress) for _ in range(size)]
     for place, order in enumerate(orders):
         order.deal(size, place)
         order.share(shares)
+        order.cost(np.array(costs, np.int64))
     return orders
 
 
@@ -28,10 +37,10 @@ def mean(values: Sequence[int]) -> Fraction:
 
 
 @ALL
-@given(COUNTS, BATCHES, SIZES, st.booleans(), COUNTS_OF_PLACES)
-def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, size, drops_last, unequal):
+@given(COUNTS, BATCHES, SIZES, st.booleans(), COUNTS_OF_PLACES, COSTS)
+def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, size, drops_last, unequal, costs):
     """In each batch, over an epoch; with values of which any other choice, or weight, makes another mean."""
-    orders, cut = ranks(size, count, batch, drops_last, shares=unequal), range(0, count, batch)
+    orders, cut = ranks(size, count, batch, drops_last, shares=unequal, costs=costs), range(0, count, batch)
     whole = [range(first, min(first + batch, count)) for first in cut if not drops_last or first + batch <= count]
     assert {order.draws_left for order in orders} == {len(whole)} == {batches_in(count, batch, drops_last)}
     for positions in whole:
@@ -41,7 +50,7 @@ def test_the_weighted_mean_of_the_shares_is_that_of_one_process(count, batch, si
         expected = mean([each**2 for each in positions])
         assert sum(w * value for w, value in zip(weights, values, strict=True)) == expected * sum(weights)
         assert sum(weights) == len(positions)
-        assert max(weights) - min(weights) <= 1 or len(unequal) == size
+        assert max(weights) - min(weights) <= 1 or len(unequal) == size or costs
         for order in orders:
             order.release()
     assert [order.draw() for order in orders] == [None] * size
@@ -56,7 +65,9 @@ def test_each_position_is_brought_to_one_released_window(data, count, batch):
     progress: tuple = (0, ())
     for _ in range(200):
         size = data.draw(SIZES)
-        orders = ranks(size, count, batch, progress=progress, shares=data.draw(COUNTS_OF_PLACES))
+        orders = ranks(
+            size, count, batch, progress=progress, shares=data.draw(COUNTS_OF_PLACES), costs=data.draw(COSTS)
+        )
         if orders[0].draws_left == 0:
             break
         for order in orders:
@@ -95,6 +106,27 @@ def test_shares_are_those_that_were_asked_for():
     third.release({2})
     third.deal(2, 1)
     assert third.left == 5 and len(third.draw() or []) == 2 and second.taken == 1
+
+
+@ALL
+@given(SIZES, st.integers(0, 50), st.data())
+def test_shares_cost_about_alike(size, further, data):
+    """Each end of a share is as near to its part of the cost as a position can be."""
+    count = size + further
+    costs = data.draw(st.lists(st.integers(1, 3), min_size=count, max_size=count))
+    orders = ranks(size, count, count, costs=costs)
+    shares = [order.draw() or [] for order in orders]
+    assert [order.work for order in orders] == [sum(costs[position] for position in share) for share in shares]
+    if count >= 3 * size:  # else the one position that each has at least may cost more
+        assert all(abs(order.work - sum(costs) / size) <= max(costs) for order in orders)
+
+
+def test_costs_are_shared_by_speed():
+    """Of twelve positions the first ones cost as much as all others."""
+    orders = ranks(3, 12, 12, shares=[3, 3, 6], costs=[10, 10, *[2] * 10])
+    assert [order.draw() for order in orders] == [[0], [1], list(range(2, 12))]
+    assert [order.work for order in orders] == [10, 10, 20]
+    assert [order.weight() for order in orders] == [1, 1, 10]
 
 
 def test_a_place_without_a_share_takes_the_part_of_a_lost_one():

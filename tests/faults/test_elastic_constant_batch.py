@@ -261,6 +261,19 @@ def test_shares_that_are_multiples(job: Job) -> None:
     assert sizes[0] in ([4, 2, 2], [2, 4, 2]) and sizes[5] == [2, 2, 4], sizes
 
 
+@pytest.mark.parametrize("way, faults", [("constant", {}), ("balanced", {"1/8/backward": KILL})])
+def test_shares_of_equal_cost(way: str, faults: dict[str, str], job: Job) -> None:
+    """Of samples that cost 1 or 5; the same steps as one process."""
+    cost = {"cost": [5 if index % 4 == 0 else 1 for index in range(SAMPLES)]}
+    bounds = json.dumps(dict.fromkeys("012", cost))
+    said = run(job, 3, *LATER, "--batch", way, BOUNDS=bounds, FAULTS=json.dumps(faults))
+    steps = assert_as_alone(said, 3 - len(faults))
+    assert steps[:7] == planned_steps()[:7]
+    for step in steps_of(said)[: 6 if way == "constant" else 4]:  # by speed later
+        work = [sum(cost["cost"][index] for index in samples) for samples in step]
+        assert max(work) - min(work) <= 5, step
+
+
 @pytest.mark.parametrize(
     "most, flags, words",
     [

@@ -108,7 +108,7 @@ MUTANTS = [
         "  std::sort(again.begin(), again.end());",
         "  if (lost) again.push_back(again.front());\n  std::sort(again.begin(), again.end());",
     ),
-    Mutant("samples are not given back", SAMPLES, "again.push_back(At(index));", ";"),
+    Mutant("samples are not given back", SAMPLES, "lost.push_back(At(first + at));", ";"),
     Mutant(
         "what was given back is dealt once more",
         SAMPLES,
@@ -125,14 +125,20 @@ MUTANTS = [
     Mutant(
         "unequal shares overlap",
         SAMPLES,
-        "return {Begins(count, place_), Begins(count, place_ + 1), 1};",
-        "return {Begins(count, place_), std::min(count, Begins(count, place_ + 1) + 1), 1};",
+        "return {begins[place], begins[place + 1], 1};",
+        "return {begins[place], std::min(count, begins[place + 1] + 1), 1};",
     ),
     Mutant(
         "who is lost is asked for by equal shares",
         SAMPLES,
-        "if (before_.empty() || count < size_) return place % among == in_batch % among;",
-        "if (true) return place % among == in_batch % among;",
+        "if (begins.empty()) return place % among == at % among;",
+        "if (true) return place % among == at % among;",
+    ),
+    Mutant(
+        "what samples cost is taken from the order's beginning",
+        SAMPLES,
+        "before.push_back(before.back() + static_cast<double>(CostAt(number * batch_ + at)));",
+        "before.push_back(before.back() + static_cast<double>(CostAt(at + (place_ == 0))));",
     ),
     Mutant(
         "unequal shares stay in another dealing",

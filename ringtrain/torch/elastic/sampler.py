@@ -1,6 +1,6 @@
 """``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``_training.sharding`` decides who reads what."""
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 import torch
@@ -8,9 +8,8 @@ import torch
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._training import sharding
-from ringtrain.elastic.balance import multiples_text
 from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_in_loop_without, refuse_second_pass
-from ringtrain.elastic.shares import checked_bounds
+from ringtrain.elastic.shares import share_rules
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
@@ -51,9 +50,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         seed: the same on all ranks.
         most, multiple_of: with ``--batch balanced``: how many samples of a batch this rank has room for, by its memory; and, the same
             on all ranks, of what all shares of a whole batch are multiples, for what is compiled for each size.
+        cost: of each sample, as a sentence's length: a sequence, or a function of its index; the same on all ranks. Shares of a
+            batch then have equal parts of its cost, or with ``--batch balanced`` such as each rank is fast.
 
     Attributes:
-        bounds: these two.
+        share_rules: these three.
         epoch: of the next iteration.
         dealing: a number that another one takes the place of when what was drawn ahead is given up.
         processed_num: samples of it that all ranks together have processed.
@@ -61,14 +62,22 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         remaining_indices: what is left, in its order.
 
     Raises:
-        InvalidArgumentError: ``most`` or ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``.
+        InvalidArgumentError: ``most`` or ``multiple_of`` below 1, or in an elastic job without ``--batch balanced``; costs that are
+            no numbers above 0, or without a constant batch.
         UnsupportedError: with ``--batch constant``, from what draws single samples, such as a batch sampler of one's own.
     """
 
     _open: SampleOrder | BatchOrder
 
     def __init__(
-        self, dataset: Sized, shuffle: bool = True, seed: int = 0, *, most: int | None = None, multiple_of: int = 1
+        self,
+        dataset: Sized,
+        shuffle: bool = True,
+        seed: int = 0,
+        *,
+        most: int | None = None,
+        multiple_of: int = 1,
+        cost: Sequence[float] | Callable[[int], float] | None = None,
     ):
         try:
             current()
@@ -77,7 +86,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
                 "ElasticSampler: init() must be called before, since samples are dealt to the ranks that there are, but was not. Make "
                 "the sampler behind it."
             ) from None
-        self.bounds = checked_bounds("ElasticSampler", most, multiple_of)
+        self.share_rules = share_rules("ElasticSampler", len(dataset), most, multiple_of, cost)
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
@@ -88,6 +97,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._has_given_all = False  # of the epoch, to an iteration
         self._draws_given = self._samples_given = 0  # of the epoch, to the present iteration
         self._planned = membership.planned()
+        if cost is not None and not self._planned and current().size > 1:
+            raise InvalidArgumentError(
+                "ElasticSampler: cost must come with --elastic --batch constant or balanced, where ranks share batches, but this job has "
+                "neither. Add the flag to ringtrainrun, or leave it out."
+            )
         # Samples that a loader's batch has on all ranks together, and whether it drops a smaller one. No loader has asked yet.
         self._cut = max(1, len(dataset)), False
         self._shares: list[int] = []  # of a whole batch by place; none if they are equal
@@ -140,6 +154,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def batch(self) -> int:
         """Samples that a whole batch has on all ranks together."""
         return self._cut[0]
+
+    @property
+    def work(self) -> float:
+        """What this rank has to do in the open window, in samples of average cost."""
+        return self._open.work / self.share_rules.unit
 
     @property
     def drawn(self) -> str:
@@ -269,6 +288,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         )
         order.deal(self.num_replicas, self.rank)
         order.share(self._shares)
+        order.cost(self.share_rules.costs_in(self._order))
         return order
 
     def reset(self) -> None:
@@ -287,7 +307,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def outline(self) -> str:
         """What must be the same on all ranks, for each sample to have one place in the order."""
         order = f"shuffled by seed {self.seed}" if self.shuffle else "in their order"
-        return f"{type(self).__name__} of {len(self.dataset)} samples, {order}{multiples_text(self.bounds)}"
+        return f"{type(self).__name__} of {len(self.dataset)} samples, {order}{self.share_rules.text}"
 
     def _follow_world(self) -> None:
         """One of no ``State`` is told of no change: what is left is dealt where it is read next."""

@@ -24,7 +24,7 @@ from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
-from ringtrain.elastic.balance import Bounds
+from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.lossless import (
     LosslessState,
     checked_progress,
@@ -448,9 +448,13 @@ class _Training:
         """Samples of a batch on all ranks together."""
         return self.samplers[0].batch if self.samplers else 0
 
-    def bounds(self) -> Bounds:
+    def share_rules(self) -> ShareRules:
         """What the first of them was told."""
-        return self.samplers[0].bounds if self.samplers else Bounds()
+        return self.samplers[0].share_rules if self.samplers else ShareRules()
+
+    def work(self) -> float:
+        """What this rank does in the open window, in samples."""
+        return self.samplers[0].work if self.samplers else 0.0
 
     def share(self, counts: Sequence[int]) -> None:
         """Deals so many of them to each place."""
