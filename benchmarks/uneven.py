@@ -2,48 +2,62 @@
 
 Each rank gets a part of a core by the kernel's quota (cgroups of version 1, as root). First each trains without the others,
 all at once, which gives the sum that could be had. Then come jobs of all ranks. The speed is that of the last half.
+With ``--curve`` there is one job with balanced shares, whose last rank has half of its cores in the middle third of the time.
 """
 
 import argparse
+import collections
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 5000  # microseconds: a slow machine does not compute in bursts
 BATCH = 256  # of a rank with an equal share
+BIN = 1.0  # seconds of a point of the curve
 WAYS = ("ddp", "constant", "balanced")
 Step = Callable[[Any, Any], None]
 Training = tuple[Step, Any, Iterable[int]]  # of a batch; the loader; epochs
+Steps = list[tuple[float, int]]  # when each has ended, by a clock of all ranks, and this rank's samples in it
 
 
 def main(given: Sequence[str]) -> None:
     """Measures, and prints a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.uneven", description=__doc__)
     parser.add_argument("--cores", default="0.2,0.4,0.8", metavar="0.2,0.4,0.8", help="of each rank")
-    parser.add_argument("--model", choices=("convnet", "transformer"), default="convnet")
+    parser.add_argument("--model", choices=("convnet", "transformer", "keras"), default="convnet")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each job (20)")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--curve", type=Path, metavar="FILE.svg", help="speed over time, and shares below")
     asked = parser.parse_args(given)
     cores = [float(each) for each in asked.cores.split(",")]
-    alone = _speed("alone", cores, asked)
+    if asked.curve:
+        return _draw(_run("curve", cores, asked), asked.seconds, asked.curve)
+    alone = [_speed(steps) for steps in _run("alone", cores, asked)]
     found = {"cores": cores, "model": asked.model, "alone": alone, "sum": sum(alone)}
     print(f"alone: {', '.join(f'{each:.0f}' for each in alone)} samples/s; sum {sum(alone):.0f}")
-    for way in WAYS:
-        found[way] = sum(_speed(way, cores, asked))
+    for way in WAYS if asked.model != "keras" else WAYS[1:]:
+        found[way] = sum(_speed(steps) for steps in _run(way, cores, asked))
         print(f"{way:9} {found[way]:6.0f} samples/s, {100 * found[way] / found['sum']:5.1f} % of the sum", flush=True)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _speed(way: str, cores: Sequence[float], asked: argparse.Namespace) -> list[float]:
-    """Samples a second of each rank."""
+def _speed(steps: Steps) -> float:
+    """Samples a second, in the last half."""
+    middle = (steps[0][0] + steps[-1][0]) / 2
+    last = [step for step in steps if step[0] >= middle]
+    return sum(samples for _, samples in last[1:]) / (last[-1][0] - last[0][0])
+
+
+def _run(way: str, cores: Sequence[float], asked: argparse.Namespace) -> list[Steps]:
+    """A job's steps, by rank."""
     with tempfile.TemporaryDirectory() as folder:
         rank = [
             sys.executable,
@@ -59,21 +73,52 @@ def _speed(way: str, cores: Sequence[float], asked: argparse.Namespace) -> list[
         launch = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(cores))]
         if way == "ddp":
             launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(len(cores)), "--no-python"]
-        elif way in ("constant", "balanced"):
-            launch += ["--elastic", "--batch", way]
+        elif way != "alone":
+            launch += ["--elastic", "--batch", "balanced" if way == "curve" else way]
         done = subprocess.run(
             [*launch, *rank], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
         )
         found = sorted(Path(folder).glob("*"))
         if len(found) != len(cores):
             raise SystemExit(f"benchmarks.uneven: {way} has failed:\n{done.stdout}{done.stderr}")
-        return [float(each.read_text()) for each in found]
+        return [json.loads(each.read_text()) for each in found]
+
+
+def _draw(ranks: Sequence[Steps], seconds: float, file: Path) -> None:
+    """Samples a second of all, and each rank's share of each step."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "ringtrain"
+    from matplotlib import pyplot
+
+    figure, (speed, shares) = pyplot.subplots(2, 1, sharex=True, figsize=(7.0, 4.5), layout="constrained")
+    begun = min(steps[0][0] for steps in ranks)
+    by_second: dict[int, int] = collections.Counter()
+    for rank, steps in enumerate(ranks):
+        for at, samples in steps:
+            by_second[int((at - begun) / BIN)] += samples
+        shares.step(
+            [at - begun for at, _ in steps], [samples for _, samples in steps], where="pre", label=f"rank {rank}"
+        )
+    bins = range(int(seconds / BIN))
+    speed.step([BIN * (place + 1) for place in bins], [by_second[place] / BIN for place in bins], color="#1f5fbf")
+    for each in (speed, shares):
+        each.axvspan(seconds / 3, 2 * seconds / 3, color="#eeeeee")
+        each.set_ylim(bottom=0)
+    speed.set_ylabel("samples a second")
+    shares.set_ylabel("samples of a batch")
+    shares.set_xlabel(f"seconds; rank {len(ranks) - 1} has half of its cores in the grey third")
+    shares.legend(loc="upper right")
+    figure.savefig(file, metadata={"Date": None})
+    print(file)
 
 
 # ---- one rank ----
 
 
 def _limit(rank: int, cores: float) -> None:
+    """Has this process, and those that it starts, no more than so many cores."""
     group = GROUPS / f"ringtrain-uneven-{rank}"
     group.mkdir(exist_ok=True)
     (group / "cpu.cfs_period_us").write_text(str(PERIOD))
@@ -82,32 +127,90 @@ def _limit(rank: int, cores: float) -> None:
 
 
 def run_rank(way: str, model: str, seconds: float, folder: Path, cores: Sequence[float]) -> None:
-    """Trains, and writes its speed."""
+    """Trains, and writes its steps."""
+    rank = int(os.environ.get("RANK", os.environ.get("RINGTRAIN_RANK", 0)))
+    trained = _keras_steps(way) if model == "keras" else _torch_steps(way, model)
+    _limit(rank, cores[rank])
+    begun = time.monotonic()
+    steps: Steps = []
+    part = -1
+    for samples in trained:
+        now = time.monotonic()
+        steps.append((now, samples))
+        if way == "curve" and rank == len(cores) - 1 and part != int(3 * (now - begun) / seconds):
+            part = int(3 * (now - begun) / seconds)
+            _limit(rank, cores[rank] / (1 + (part == 1)))
+        if now - begun > seconds and not (folder / str(rank)).exists():
+            (folder / str(rank)).write_text(json.dumps(steps))
+        if now - begun > seconds + 2:  # the others have written, too
+            sys.stdout.flush()
+            os._exit(0)
+
+
+# ---- Keras ----
+
+
+def _keras_steps(way: str) -> Iterator[int]:
+    """``fit`` calls back where a generator would be asked, so its steps come through a thread's queue."""
+    import queue
+    import threading
+
+    done: queue.Queue[int] = queue.Queue(1)
+    threading.Thread(target=_fit, args=(way, done.put), daemon=True).start()
+    return iter(done.get, None)
+
+
+def _fit(way: str, note: Callable[[int], None]) -> None:
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")
+    import keras
+    import numpy as np
+
+    import ringtrain.keras as hvd
+
+    if way == "alone":
+        os.environ["RINGTRAIN_ALONE"] = "1"
+    hvd.init()
+    model = keras.Sequential([
+        keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.MaxPool2D(), keras.layers.Conv2D(64, 3, activation="relu"),
+        keras.layers.MaxPool2D(), keras.layers.Flatten(), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10),
+    ])  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss)
+    x, y = np.random.rand(1024, 32, 32, 3).astype("float32"), np.random.randint(10, size=1024)
+    sampler = hvd.elastic.BatchSampler(1024 * 400, BATCH, drop_last=True)
+    read: list[int] = []
+
+    def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        read.append(len(indices))
+        return x[indices % 1024], y[indices % 1024]
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            note(read[-1])
+
+    elastic = hvd.elastic.Elastic(model, sampler=sampler)
+    data = hvd.elastic.batches(sampler, load)
+    model.fit(data, epochs=1 << 20, initial_epoch=elastic.epoch, callbacks=[elastic, Note()], verbose=0)
+
+
+# ---- PyTorch ----
+
+
+def _torch_steps(way: str, model: str) -> Iterator[int]:
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rank = int(os.environ.get("RANK", os.environ.get("RINGTRAIN_RANK", 0)))
     made, inputs = _made(model)
     data = torch.utils.data.Subset(
         torch.utils.data.TensorDataset(torch.randn(1024, *inputs), torch.randint(10, (1024,))), [*range(1024)] * 400
     )
     step, loader, epochs = _TRAINERS[way](made, data)
-    _limit(rank, cores[rank])
-    begun, samples, since, counted, written = time.monotonic(), 0, 0.0, 0, False
     for _ in epochs:
         for x, y in loader:
             step(x, y)
-            samples += len(x)
-            now = time.monotonic() - begun
-            if not since and now > seconds / 2:
-                since, counted = now, samples
-            if now > seconds and not written:
-                written = True
-                (folder / str(rank)).write_text(str((samples - counted) / (now - since)))
-            if now > seconds + 2:  # the others have written, too
-                sys.stdout.flush()
-                os._exit(0)
+            yield len(x)
 
 
 def _made(model: str) -> tuple[Any, tuple[int, ...]]:
@@ -165,7 +268,7 @@ def _elastic(model: Any, data: Any) -> Training:
     return _stepper(model, optimizer), loader, state.epochs(1 << 30)
 
 
-_TRAINERS = {"alone": _alone, "ddp": _with_ddp, "constant": _elastic, "balanced": _elastic}
+_TRAINERS = {"alone": _alone, "ddp": _with_ddp, "constant": _elastic, "balanced": _elastic, "curve": _elastic}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:

@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 24
+#define RT_ABI_VERSION 25
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */

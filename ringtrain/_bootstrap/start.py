@@ -30,7 +30,7 @@ from ringtrain._runtime import exits, inquiries, mpi, reports
 from ringtrain._runtime.context import Context, default, is_initialized, make_default, of_thread, raise_unusable
 from ringtrain._runtime.flights import record_of
 from ringtrain._runtime.process_sets import hosts_of
-from ringtrain._runtime.statistics import lateness_of, traffic_of
+from ringtrain._runtime.statistics import lateness_of, shares_of, traffic_of
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError
 
 _start_lock = threading.Lock()
@@ -157,7 +157,7 @@ def _state() -> bytes:
         told = {
             "rank": context.rank, "size": context.size, "hosts": hosts_of(context, 0), "program": " ".join(sys.orig_argv),
             "lateness": lateness_of(context), "counters": context.counters(), "traffic": traffic_of(context),
-            "flight_record": record_of(context), "stall": log.newest_stall(),
+            "shares": shares_of(context), "flight_record": record_of(context), "stall": log.newest_stall(),
         }  # fmt: skip
     except RingtrainError:  # it has just been closed
         return b"{}"

@@ -1,10 +1,14 @@
 """Who is slow, where the time goes, and how fast operations are: ``ringtrain.stats``."""
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringtrain._binding._native import lib, take_answer
 from ringtrain._runtime.context import Context, current
+
+_SHARES_SHOWN = 8
+_shares: "weakref.WeakKeyDictionary[Context, list[Share]]" = weakref.WeakKeyDictionary()
 
 
 class Late(NamedTuple):
@@ -61,6 +65,20 @@ class Traffic(NamedTuple):
         return self.link_bytes / self.seconds if self.seconds > 0 else 0.0
 
 
+class Share(NamedTuple):
+    """A rank's part of each batch, in a job with ``--batch balanced``.
+
+    Attributes:
+        rank: which one.
+        samples: of a whole batch.
+        samples_per_second: that it has computed lately, waiting left out; 0 before it was measured.
+    """
+
+    rank: int
+    samples: int
+    samples_per_second: float
+
+
 class Stats(NamedTuple):
     """What ``stats`` returns, since ``init``. Printed, it is a table.
 
@@ -75,6 +93,7 @@ class Stats(NamedTuple):
         wire_seconds: how long its chunks were between hosts, each counted on its own.
         counters: as in ``ringtrain.counters``: operations, batches, bytes, cache hits and so on.
         traffic: what was exchanged, by operation and size.
+        shares: of all ranks, as they were decided last; empty where shares do not follow speed.
     """
 
     late: list[Late]
@@ -82,6 +101,7 @@ class Stats(NamedTuple):
     wire_seconds: float
     counters: dict[str, int]
     traffic: list[Traffic]
+    shares: list[Share]
 
     def since(self, earlier: "Stats") -> "Stats":
         """What came after an earlier ``stats()`` of the same world; of late ranks the longest time is still that since ``init``.
@@ -101,10 +121,11 @@ class Stats(NamedTuple):
             self.wire_seconds - earlier.wire_seconds,
             {name: value - earlier.counters.get(name, 0) for name, value in self.counters.items()},
             [each for each in traffic if each.operations > 0],
+            self.shares,
         )
 
     def __str__(self) -> str:
-        """The traffic as a table, and the three ranks that others waited for most."""
+        """The traffic as a table, the three ranks that others waited for most, and shares that follow speed."""
         head = ("operation", "size", "count", "total", "time", "mean", "waiting", "algbw", "busbw")
         rows = [head, *(_row(each) for each in self.traffic)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -114,6 +135,7 @@ class Stats(NamedTuple):
             f"rank {each.rank} was last {each.times} times, for {each.seconds:.3f} s; longest in '{each.name}'"
             for each in self.late[:3]
         ]
+        lines += [f"shares {shares_text(self.shares)}"] if self.shares else []
         return "\n".join(lines)
 
 
@@ -132,7 +154,7 @@ def stats() -> Stats:
         The counts and times since ``init``, as attributes; printed, a short report.
     """
     context = current()
-    return from_lines(lateness_of(context), context.counters(), traffic_of(context))
+    return from_lines(lateness_of(context), context.counters(), traffic_of(context), shares_of(context))
 
 
 def lateness_of(context: Context) -> list[str]:
@@ -145,7 +167,28 @@ def traffic_of(context: Context) -> list[str]:
     return take_answer(lib.rt_traffic(context.native)).splitlines()
 
 
-def from_lines(lateness: Sequence[str], counters: dict[str, int], traffic: Sequence[str]) -> Stats:
+def note_shares(context: Context, samples: Sequence[int], speeds: Sequence[float]) -> None:
+    """All ranks of the world have decided what part of each batch each has; by rank."""
+    _shares[context] = [Share(rank, *each) for rank, each in enumerate(zip(samples, speeds, strict=True))]
+
+
+def shares_of(context: Context) -> list[Share]:
+    """Those that were noted last."""
+    return _shares.get(context, [])
+
+
+def shares_text(shares: Sequence[Share]) -> str:
+    """``36 : 73 : 147 of 256 samples, at 310, 620, 1240 a second``; of many ranks the least and the most."""
+    samples, speeds = [each.samples for each in shares], [each.samples_per_second for each in shares]
+    if len(shares) > _SHARES_SHOWN:
+        return f"from {min(samples)} to {max(samples)} of {sum(samples)} samples, at {min(speeds):.4g} to {max(speeds):.4g} a second"
+    told = ", ".join(f"{speed:.4g}" for speed in speeds)
+    return f"{' : '.join(map(str, samples))} of {sum(samples)} samples, at {told} a second"
+
+
+def from_lines(
+    lateness: Sequence[str], counters: dict[str, int], traffic: Sequence[str], shares: Sequence[Sequence[float]] = ()
+) -> Stats:
     """``stats()`` of what the core has said, here or in another process; pure."""
     late = []
     for line in lateness:
@@ -153,7 +196,8 @@ def from_lines(lateness: Sequence[str], counters: dict[str, int], traffic: Seque
         late.append(Late(int(rank), int(times), int(total) / 1e9, int(longest) / 1e9, name))
     late.sort(key=lambda each: -each.seconds)
     rows = [_traffic(line) for line in traffic]
-    return Stats(late, counters["wait_nanoseconds"] / 1e9, counters["wire_nanoseconds"] / 1e9, counters, rows)
+    waits, on_wire = counters["wait_nanoseconds"] / 1e9, counters["wire_nanoseconds"] / 1e9
+    return Stats(late, waits, on_wire, counters, rows, [Share(int(a), int(b), c) for a, b, c in shares])
 
 
 def _traffic(line: str) -> Traffic:

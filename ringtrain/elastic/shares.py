@@ -10,6 +10,7 @@ import numpy as np
 
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap import membership
+from ringtrain._runtime import statistics
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allgather
@@ -133,6 +134,7 @@ class Shares:
             return
         present = self._known.get(current().world) or balance.equal_shares(batch, len(speeds))
         found = balance.better(speeds, batch, present, most, rules.multiple_of)
+        statistics.note_shares(current(), found or present, speeds)
         if found is None:
             return
         self._known[current().world] = found

@@ -176,7 +176,7 @@ def answer_of(text: bytes, at: float) -> Answer:
         size=told["size"],
         hosts=told["hosts"],
         program=told["program"],
-        stats=statistics.from_lines(told["lateness"], told["counters"], told["traffic"]),
+        stats=statistics.from_lines(told["lateness"], told["counters"], told["traffic"], told.get("shares", ())),
         record=flights.parse(told["flight_record"], "rank 0"),
         stall=Stall(*told["stall"]) if told.get("stall") else None,
     )
@@ -233,6 +233,8 @@ def describe(before: Answer, now: Answer, process: int) -> list[str]:
     lines.append(f"bytes      {bytes_text(moved['wire_bytes_sent'])}/s between hosts, "
                  f"{bytes_text(moved['shared_bytes'])}/s within them; "
                  f"{number_text(since.counters['operations'] / seconds)} operations a second")  # fmt: skip
+    if since.shares:
+        lines.append(f"shares     {statistics.shares_text(since.shares)}")
     lines.append(f"waiting    {min(since.waiting_seconds / seconds, 1.0):.0%} of the time, on rank 0")
     if still is not None:
         newest = now.record.written - max(each.submitted for each in now.record.operations)

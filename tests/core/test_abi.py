@@ -11,7 +11,7 @@ from ringtrain._binding import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {24: "0c0c62680a928d39"}
+DIGESTS = {25: "651f2745da15c2e5"}
 
 
 def declarations() -> str:

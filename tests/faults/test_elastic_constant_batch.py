@@ -59,6 +59,7 @@ MODEL = """
 TRAINING = """
     import json, os, signal, time
     from pathlib import Path
+    import ringtrain
     import ringtrain.torch as hvd
     from ringtrain._bootstrap import membership
     from ringtrain.elastic.order import BatchOrder
@@ -96,6 +97,7 @@ TRAINING = """
             print("applied", state.step, rank, sampler.weight(None), *indices.tolist(), flush=True)
             fault("released")
             optimizer.step()
+            assert sum(share.samples for share in ringtrain.stats().shares) in (0, sampler.batch), ringtrain.stats().shares
             schedule.step()
     print("end", json.dumps(values(model)), flush=True)
 """

@@ -91,6 +91,21 @@ def test_what_is_shown():
     ]
 
 
+@pytest.mark.parametrize(
+    "samples, words",
+    [
+        ([36, 73, 147], "36 : 73 : 147 of 256 samples, at 10, 20, 30 a second"),
+        ([1] * 9, "from 1 to 1 of 9 samples, at 10 to 90 a second"),
+    ],
+)
+def test_shares_that_follow_speed_are_shown(samples, words):
+    shares = [[rank, each, 10.0 * (rank + 1)] for rank, each in enumerate(samples)]
+    told = json.dumps({**told_of(steps(10, 0.5, 0.1), 10.0), "shares": shares}).encode()
+    found = answer_of(told, 10.0)
+    assert f"shares     {words}" in describe(found, answer_of(told, 12.0), 9)
+    assert f"shares {words}" in str(found.stats).splitlines()
+
+
 AFTER_A_HANG = [
     "4 ranks on 2 hosts, process 9: python train.py",
     "steps      none for 30.1 s; before that 2 a second, 500 ms each",
