@@ -234,8 +234,12 @@ RT_TEST(samples_of_an_elastic_job) {
   const int64_t parts[] = {2, 1};
   Starve("rt_samples_share", [&] { return rt_samples_share(samples, parts, 2) == 1; });
   rt_samples_share(samples, nullptr, 0);
+  const int64_t costs[] = {1, 1, 2, 2};
+  Starve("rt_samples_cost", [&] { return rt_samples_cost(samples, costs, 4) == 1; });
+  rt_samples_cost(samples, nullptr, 0);
   Starve("rt_samples_draw_ahead", [&] { return rt_samples_draw_ahead(samples, &positions) == 2; });
   rt_samples_take(samples, 1);
+  Starve("rt_samples_work", [&] { return rt_samples_work(samples) == 2; });
   Starve("rt_samples_weight", [&] { return rt_samples_weight(samples, places, 1) == 2; });
   Starve("rt_samples_release", [&] { return rt_samples_release(samples, places, 1) == 1; });
   rt_samples_free(samples);
