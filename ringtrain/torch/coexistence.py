@@ -53,12 +53,11 @@ def refuse_shared_parameters(parameters: Collection[torch.Tensor]) -> None:
         UnsupportedError: a parameter is sharded, as by FSDP.
     """
     for parameter in parameters:
-        for module, name in _SHARDS:
-            if _is_of(parameter, module, name):
-                raise UnsupportedError(
-                    f"DistributedOptimizer: expected whole parameters but found a shard, a {name}. "
-                    "Use either ringtrain or sharded data parallelism, not both."
-                )
+        if kind := shard_kind(parameter):
+            raise UnsupportedError(
+                f"DistributedOptimizer: expected whole parameters but found a shard, a {kind}. "
+                "Use either ringtrain or sharded data parallelism, not both."
+            )
     ours = set(parameters)
     for wrapper in _data_parallel_wrappers():
         if any(parameter in ours for parameter in wrapper.parameters()):
@@ -67,6 +66,11 @@ def refuse_shared_parameters(parameters: Collection[torch.Tensor]) -> None:
                 f"DistributedDataParallel on {wrapper.process_group.size()} ranks. Pass the module without that "
                 "wrapper; Accelerate and Lightning leave it out when they are told to use one process."
             )
+
+
+def shard_kind(parameter: torch.Tensor) -> str:
+    """Of a parameter of which each rank has a part, its class; "" of others."""
+    return next((name for module, name in _SHARDS if _is_of(parameter, module, name)), "")
 
 
 def _is_of(value: Any, module: str, name: str) -> bool:

@@ -120,6 +120,8 @@ def test_a_job_of_a_fixed_size_trains_as_ever(tmp_path: Path) -> None:
 
 REFUSED = """
 import torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -161,7 +163,16 @@ other = DistributedDataParallel(torch.nn.Linear(2, 1))
 refused(InvalidArgumentError, "as critic", lambda: Guard(wrapped, optimizer, critic=other))
 refused(UnsupportedError, "has its default group alone", lambda: dist.new_group([0, 1]))
 refused(UnsupportedError, "within Guard.epochs()", lambda: dist.send(torch.ones(1), 1 - dist.get_rank()))
+hooked = DistributedDataParallel(torch.nn.Linear(2, 1))
+hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)
+refused(UnsupportedError, "a communication hook", lambda: Guard(hooked, torch.optim.SGD(hooked.parameters(), lr=0.1)))
+mesh = torch.distributed.device_mesh.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+sharded = torch.nn.Linear(2, 1)
+sharded.weight = torch.nn.Parameter(DTensor.from_local(torch.zeros(1, 2), mesh, run_check=False))
+refused(UnsupportedError, "parameters are sharded", lambda: Guard(sharded, optimizer))
 guard = Guard(wrapped, optimizer)
+for call in (wrapped.register_comm_hook, wrapped._register_builtin_comm_hook):
+    refused(UnsupportedError, "a communication hook", lambda: call(None, default_hooks.fp16_compress_hook))
 for epoch in guard.epochs(1):
     total = torch.ones(1)
     dist.all_reduce(total)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ringtrain.errors import InvalidArgumentError
-from ringtrain.torch.coexistence import let_rest
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.torch.coexistence import let_rest, shard_kind
 from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 from ringtrain.torch.elastic.transparent import TransparentState
@@ -38,6 +38,7 @@ class Guard(TransparentState):
     Raises:
         InvalidArgumentError: another model, another backend, or a sampler that deals to a fixed number of ranks; and what
             ``hvd.elastic.State`` and ``hvd.DistributedOptimizer`` raise; or a second model or optimizer.
+        UnsupportedError: a model that is sharded, or one with a communication hook, now or later.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Guard(TransparentState):
         let_rest(model)
         distributed: Any = DistributedOptimizer(optimizer, model.module.named_parameters())
         model.no_sync = distributed.no_sync
+        model.register_comm_hook = model._register_builtin_comm_hook = _refuse_hook
         self._group = model.process_group
         super().__init__(model.module, distributed, sampler, schedule, **objects)
 
@@ -72,7 +74,19 @@ def _refuse_further(objects: Mapping[str, Any]) -> None:
             )
 
 
+def _refuse_hook(*_: Any, **__: Any) -> None:
+    raise UnsupportedError(
+        "Guard: gradients must travel as they are, since DDP's reducer rests, but a communication hook was registered. Leave it "
+        "out, or use hvd.DistributedOptimizer with compression= and hvd.elastic.State, without DDP."
+    )
+
+
 def _check(model: Any, sampler: Any) -> None:
+    if isinstance(model, torch.nn.Module) and any(map(shard_kind, model.parameters())):
+        raise UnsupportedError(
+            "Guard: expected a model of which each rank has a whole copy but found one whose parameters are sharded, as by FSDP. A "
+            "shard is lost with its rank: save checkpoints with torch.distributed.checkpoint, and start the job again."
+        )
     if not isinstance(model, DistributedDataParallel):
         raise InvalidArgumentError(
             f"Guard: expected a DistributedDataParallel but found a {type(model).__name__}. Give hvd.elastic.State a model "
@@ -83,6 +97,8 @@ def _check(model: Any, sampler: Any) -> None:
             "Guard: expected a model over the backend 'ringtrain' but found one over another. Call "
             "init_process_group('ringtrain')."
         )
+    if model._comm_hooks:
+        _refuse_hook()
     if isinstance(sampler, torch.utils.data.distributed.DistributedSampler):
         raise InvalidArgumentError(
             "Guard: expected an ElasticSampler but found torch's DistributedSampler, which deals to a fixed number of ranks. "
