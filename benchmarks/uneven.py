@@ -2,11 +2,13 @@
 
 Each rank gets a part of a core by the kernel's quota (cgroups of version 1, as root). First each trains without the others,
 all at once, which gives the sum that could be had. Then come jobs of all ranks. The speed is that of the last half.
+With ``--rate`` each rank has a host of its own (namespaces, as of ``ringtrain bench wire``), joined by links of that rate.
 With ``--curve`` there is one job with balanced shares, whose last rank has half of its cores in the middle third of the time.
 """
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from ringtrain.bench import hosts
 
 GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 5000  # microseconds: a slow machine does not compute in bursts
@@ -33,6 +37,8 @@ def main(given: Sequence[str]) -> None:
     parser.add_argument("--cores", default="0.2,0.4,0.8", metavar="0.2,0.4,0.8", help="of each rank")
     parser.add_argument("--model", choices=("convnet", "transformer", "keras"), default="convnet")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each job (20)")
+    parser.add_argument("--rate", metavar="1gbit", help="of the links between hosts of one rank each; none: one host")
+    parser.add_argument("--compression", default="none", metavar="int8", help="of gradients, in PyTorch (none)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--curve", type=Path, metavar="FILE.svg", help="speed over time, and shares below")
     asked = parser.parse_args(given)
@@ -42,7 +48,7 @@ def main(given: Sequence[str]) -> None:
     alone = [_speed(steps) for steps in _run("alone", cores, asked)]
     found = {"cores": cores, "model": asked.model, "alone": alone, "sum": sum(alone)}
     print(f"alone: {', '.join(f'{each:.0f}' for each in alone)} samples/s; sum {sum(alone):.0f}")
-    for way in WAYS if asked.model != "keras" else WAYS[1:]:
+    for way in WAYS if asked.model != "keras" and asked.rate is None else WAYS[1:]:
         found[way] = sum(_speed(steps) for steps in _run(way, cores, asked))
         print(f"{way:9} {found[way]:6.0f} samples/s, {100 * found[way] / found['sum']:5.1f} % of the sum", flush=True)
     if asked.json:
@@ -58,30 +64,32 @@ def _speed(steps: Steps) -> float:
 
 def _run(way: str, cores: Sequence[float], asked: argparse.Namespace) -> list[Steps]:
     """A job's steps, by rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        rank = [
-            sys.executable,
-            "-m",
-            "benchmarks.uneven",
-            "rank",
-            way,
-            asked.model,
-            str(asked.seconds),
-            folder,
-            *map(str, cores),
-        ]
-        launch = [sys.executable, "-m", "ringtrain.launch", "-np", str(len(cores))]
+    count = len(cores)
+    with tempfile.TemporaryDirectory() as folder, _hosts(asked.rate, count) as (on_host, names):
+        told = {"way": way, "folder": folder, "cores": cores, "seconds": asked.seconds, "model": asked.model}
+        rank = [sys.executable, "-m", "benchmarks.uneven", "rank", json.dumps({**told, "codec": asked.compression})]
+        launch = [sys.executable, "-m", "ringtrain.launch", "-np", str(count), *names]
         if way == "ddp":
-            launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(len(cores)), "--no-python"]
+            launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--no-python"]
         elif way != "alone":
             launch += ["--elastic", "--batch", "balanced" if way == "curve" else way]
-        done = subprocess.run(
-            [*launch, *rank], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(on_host(*launch, *rank), env=environment, capture_output=True, text=True)
         found = sorted(Path(folder).glob("*"))
-        if len(found) != len(cores):
+        if len(found) != count:
             raise SystemExit(f"benchmarks.uneven: {way} has failed:\n{done.stdout}{done.stderr}")
         return [json.loads(each.read_text()) for each in found]
+
+
+@contextlib.contextmanager
+def _hosts(rate: str | None, count: int) -> Iterator[tuple[Callable[..., Sequence[str]], Sequence[str]]]:
+    """What makes a command line one of the host that launches, and the launcher's words for hosts of one rank each."""
+    if rate is None:
+        yield lambda *line: line, ()
+        return
+    names = [f"host-{number}" for number in range(count)]
+    with hosts.Network(dict.fromkeys(names, "eth0"), rate=rate, useless=None) as network:
+        yield network[names[0]].command, ("-H", ",".join(f"{name}:1" for name in names))
 
 
 def _draw(ranks: Sequence[Steps], seconds: float, file: Path) -> None:
@@ -126,10 +134,10 @@ def _limit(rank: int, cores: float) -> None:
     (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def run_rank(way: str, model: str, seconds: float, folder: Path, cores: Sequence[float]) -> None:
+def run_rank(way: str, model: str, codec: str, seconds: float, folder: str, cores: Sequence[float]) -> None:
     """Trains, and writes its steps."""
     rank = int(os.environ.get("RANK", os.environ.get("RINGTRAIN_RANK", 0)))
-    trained = _keras_steps(way) if model == "keras" else _torch_steps(way, model)
+    trained = _keras_steps(way) if model == "keras" else _torch_steps(way, model, codec)
     _limit(rank, cores[rank])
     begun = time.monotonic()
     steps: Steps = []
@@ -140,8 +148,8 @@ def run_rank(way: str, model: str, seconds: float, folder: Path, cores: Sequence
         if way == "curve" and rank == len(cores) - 1 and part != int(3 * (now - begun) / seconds):
             part = int(3 * (now - begun) / seconds)
             _limit(rank, cores[rank] / (1 + (part == 1)))
-        if now - begun > seconds and not (folder / str(rank)).exists():
-            (folder / str(rank)).write_text(json.dumps(steps))
+        if now - begun > seconds and not (written := Path(folder, str(rank))).exists():
+            written.write_text(json.dumps(steps))
         if now - begun > seconds + 2:  # the others have written, too
             sys.stdout.flush()
             os._exit(0)
@@ -155,9 +163,20 @@ def _keras_steps(way: str) -> Iterator[int]:
     import queue
     import threading
 
-    done: queue.Queue[int] = queue.Queue(1)
-    threading.Thread(target=_fit, args=(way, done.put), daemon=True).start()
-    return iter(done.get, None)
+    done: queue.Queue[int | Exception] = queue.Queue(1)
+
+    def fit() -> None:
+        try:
+            _fit(way, done.put)
+        except Exception as problem:
+            done.put(problem)
+
+    threading.Thread(target=fit, daemon=True).start()
+    while True:
+        step = done.get()
+        if isinstance(step, Exception):
+            raise step
+        yield step
 
 
 def _fit(way: str, note: Callable[[int], None]) -> None:
@@ -172,8 +191,10 @@ def _fit(way: str, note: Callable[[int], None]) -> None:
         os.environ["RINGTRAIN_ALONE"] = "1"
     hvd.init()
     model = keras.Sequential([
-        keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.MaxPool2D(), keras.layers.Conv2D(64, 3, activation="relu"),
-        keras.layers.MaxPool2D(), keras.layers.Flatten(), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10),
+        keras.Input((32, 32, 3)),
+        keras.layers.Conv2D(32, 3, activation="relu"), keras.layers.MaxPool2D(),
+        keras.layers.Conv2D(64, 3, activation="relu"), keras.layers.MaxPool2D(),
+        keras.layers.Flatten(), keras.layers.Dense(128, activation="relu"), keras.layers.Dense(10),
     ])  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss)
@@ -197,7 +218,7 @@ def _fit(way: str, note: Callable[[int], None]) -> None:
 # ---- PyTorch ----
 
 
-def _torch_steps(way: str, model: str) -> Iterator[int]:
+def _torch_steps(way: str, model: str, codec: str) -> Iterator[int]:
     import torch
 
     torch.set_num_threads(1)
@@ -206,7 +227,7 @@ def _torch_steps(way: str, model: str) -> Iterator[int]:
     data = torch.utils.data.Subset(
         torch.utils.data.TensorDataset(torch.randn(1024, *inputs), torch.randint(10, (1024,))), [*range(1024)] * 400
     )
-    step, loader, epochs = _TRAINERS[way](made, data)
+    step, loader, epochs = _elastic(made, data, codec) if way not in _TRAINERS else _TRAINERS[way](made, data)
     for _ in epochs:
         for x, y in loader:
             step(x, y)
@@ -255,24 +276,27 @@ def _alone(model: Any, data: Any) -> Training:
     return _stepper(model, torch.optim.SGD(model.parameters(), lr=0.01)), loader, iter(int, 1)
 
 
-def _elastic(model: Any, data: Any) -> Training:
+def _elastic(model: Any, data: Any, codec: str) -> Training:
     import torch
 
     import ringtrain.torch as hvd
 
     hvd.init()
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        model.named_parameters(),
+        compression=getattr(hvd.Compression, codec),
+    )
     sampler = hvd.elastic.ElasticSampler(data)
     loader = torch.utils.data.DataLoader(data, BATCH, sampler=sampler, drop_last=True)
     state = hvd.elastic.State(model=model, optimizer=optimizer, sampler=sampler)
     return _stepper(model, optimizer), loader, state.epochs(1 << 30)
 
 
-_TRAINERS = {"alone": _alone, "ddp": _with_ddp, "constant": _elastic, "balanced": _elastic, "curve": _elastic}
+_TRAINERS = {"alone": _alone, "ddp": _with_ddp}  # all others are elastic jobs
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        way, model, seconds, folder, *cores = sys.argv[2:]
-        run_rank(way, model, float(seconds), Path(folder), [float(each) for each in cores])
+        run_rank(**json.loads(sys.argv[2]))
     else:
         main(sys.argv[1:])
