@@ -84,7 +84,7 @@ BitXor = tables.REDUCTIONS["bitxor"]
 PerItem = tables.REDUCTIONS["peritem"]
 
 
-class _WithFeedback(str):
+class WithFeedback(str):
     """A compression that makes up for what it has lost of a named tensor when that comes again."""
 
     @property
@@ -103,8 +103,8 @@ class Compression:
     none = "none"
     fp16 = "float16"
     bf16 = "bfloat16"
-    int8 = _WithFeedback("int8")
-    int4 = _WithFeedback("int4")
+    int8 = WithFeedback("int8")
+    int4 = WithFeedback("int4")
 
 
 _Results = Callable[[Operation], Any]

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def check_scaling(owner: str, op: int, predivide: float, others: Mapping[str, in
         raise InvalidArgumentError(f"{owner}: gradient_predivide_factor must be above 0, but is {predivide!r}.")
 
 
-def checked_items(items: Any) -> int:
+def checked_items(items: object) -> int:
     """A number of items; raises InvalidArgumentError for what is none."""
     number = integer("items of count", items)
     if number < 0:
@@ -73,7 +72,7 @@ def checked_items(items: Any) -> int:
     return number
 
 
-def check_compressor(compression: Any) -> None:
+def check_compressor(compression: object) -> None:
     """Raises InvalidArgumentError unless it has the methods of a compressor, as the classes in ``Compression`` do."""
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         known = ", ".join(f"Compression.{name}" for name in vars(Compression) if not name.startswith("_"))
@@ -82,13 +81,15 @@ def check_compressor(compression: Any) -> None:
         )
 
 
-def check_passes(passes: Any, owner: str = "DistributedOptimizer") -> None:
+def check_passes(passes: object, owner: str = "DistributedOptimizer") -> None:
     """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
     if not isinstance(passes, int) or passes < 1:
         raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
 
 
-def check_trainers_arguments(owner: str, arguments: Mapping[str, Any], refused: Mapping[str, str], trait: str) -> None:
+def check_trainers_arguments(
+    owner: str, arguments: Mapping[str, object], refused: Mapping[str, str], trait: str
+) -> None:
     """Checks what a trainer, such as Lightning's, is to give a ``DistributedOptimizer``.
 
     Args:
@@ -107,7 +108,7 @@ def check_trainers_arguments(owner: str, arguments: Mapping[str, Any], refused: 
     check_needs(checked_mode(arguments.get("mode"), owner).columns, {trait: True}, owner)
 
 
-def given_groups(owner: str, num_groups: int, groups: Any, member: str, stacklevel: int) -> Groups:
+def given_groups(owner: str, num_groups: int, groups: object, member: str, stacklevel: int) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``, with empty groups left out.
 
     Args:

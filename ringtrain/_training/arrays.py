@@ -5,7 +5,7 @@ Here are NumPy's, which TensorFlow and JAX come by where a step is a graph: it c
 CPU and on GPUs, are in ``ringtrain.torch.arrays``.
 """
 
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class NumpyArrays:
     def sqrt(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(array))
 
-    def where(self, condition: np.ndarray, one: Any, other: Any) -> np.ndarray:
+    def where(self, condition: np.ndarray, one: np.ndarray | float, other: np.ndarray | float) -> np.ndarray:
         return np.where(condition, one, other)
 
     def subtract_product(self, matrix: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:

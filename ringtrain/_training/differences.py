@@ -177,7 +177,7 @@ def unequal_steps(optimizer: str, counts: Iterable[tuple[int, int]]) -> str:
     )
 
 
-def unequal_terms(optimizer: str, terms: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+def unequal_terms(optimizer: str, terms: Sequence[tuple[int, Mapping[str, object]]]) -> str:
     """The error's text, from pairs of a rank and its terms."""
     term, values = words.difference(terms) or ("", "")
     return (

@@ -11,7 +11,7 @@ from typing import Any
 Groups = int | list[list[Any]] | None
 
 
-def grouped(members: Sequence[Any], groups: Groups) -> list[list[int]]:
+def grouped(members: Sequence[object], groups: Groups) -> list[list[int]]:
     """Places of the members that travel together, for each operation.
 
     Example:

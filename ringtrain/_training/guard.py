@@ -61,7 +61,7 @@ class Passenger(Protocol):
         """The step is given up."""
 
 
-_under_way: list[Any] = []
+_under_way: list[StepGuard] = []
 
 
 def enter(guard: StepGuard) -> None:

@@ -54,7 +54,7 @@ class Mode:
         """Of the table of ``needs``, those that hold for it."""
         return [self.name]
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """What all ranks must have alike of it, beside its name."""
         return {"replicas": self.replicas}
 
@@ -127,7 +127,7 @@ class LocalSteps(Mode):
             raise InvalidArgumentError(f"LocalSteps: within_host must be None or 'exact', but is {self.within_host!r}.")
         self.period()
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """Its numbers and words."""
         outer = None if self.outer is None else [self.outer.rate, self.outer.momentum]
         plain = ("every", "within_host", "warmup", "fragments", "overlap", "merge")
@@ -185,7 +185,7 @@ class ShardedStep(Mode):
 SYNCHRONOUS = Synchronous()
 
 
-def checked_mode(mode: Any, owner: str = "DistributedOptimizer") -> Mode:
+def checked_mode(mode: object, owner: str = "DistributedOptimizer") -> Mode:
     """The argument ``mode``; None is ``Synchronous()``. Raises InvalidArgumentError for what is no mode."""
     if mode is None:
         return SYNCHRONOUS

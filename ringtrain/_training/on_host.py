@@ -7,7 +7,6 @@ comes with the gradients that any rank has, so the same ones on all ranks.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ class HostSettings:
     late: bool = False
 
     @property
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
         return {
             "compression": "other" if self.powersgd is None else repr(self.powersgd),

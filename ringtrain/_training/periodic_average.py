@@ -106,7 +106,7 @@ class PeriodicAverage:
             self._worker.adopt(self._arrays)
 
 
-def _shared(name: str, array: Any) -> Shared:
+def _shared(name: str, array: object) -> Shared:
     if not (isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.writeable):
         raise InvalidArgumentError(
             f"PeriodicAverage: arrays must be contiguous NumPy arrays that can be written to, but number {name} is "
@@ -116,7 +116,7 @@ def _shared(name: str, array: Any) -> Shared:
     return Shared(NUMPY, name, Role.of(is_float, is_float), lambda: array)
 
 
-def checked_compression(compression: Any) -> str:
+def checked_compression(compression: object) -> str:
     """A row of ``tables.COMPRESSIONS``; raises InvalidArgumentError for another."""
     if not isinstance(compression, str) or compression not in COMPRESSIONS:
         known = ", ".join(COMPRESSIONS)

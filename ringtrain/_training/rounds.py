@@ -10,7 +10,7 @@ of the terms that all must have set alike, and with those of the ``drift.Replica
 import enum
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import terms as words
@@ -88,7 +88,7 @@ class Rounds:
     """
 
     def __init__(
-        self, session: Session, name: str, terms: Mapping[str, Any] | None = None,
+        self, session: Session, name: str, terms: Mapping[str, object] | None = None,
         replica: Replica | None = None, comes_alike: bool = False,
         trained: Callable[[], Sequence[Parameter]] | None = None,
     ):  # fmt: skip

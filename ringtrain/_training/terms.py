@@ -9,7 +9,7 @@ from ringtrain._training.adapter.checks import named_ranks
 _ABSENT = "absent"
 
 
-def encoded(terms: Mapping[str, Any]) -> bytes:
+def encoded(terms: Mapping[str, object]) -> bytes:
     """Terms as bytes, the same for equal terms."""
     return json.dumps(terms, sort_keys=True).encode()
 
@@ -19,7 +19,7 @@ def decoded(content: bytes) -> dict[str, Any]:
     return json.loads(content)
 
 
-def difference(terms: Sequence[tuple[int, Mapping[str, Any]]]) -> tuple[str, str] | None:
+def difference(terms: Sequence[tuple[int, Mapping[str, object]]]) -> tuple[str, str] | None:
     """The first term that is not the same on all ranks, and its values with the ranks that have them; None if all are.
 
     Args:
@@ -45,5 +45,5 @@ def by_value(values: Iterable[tuple[int, Hashable]]) -> str:
     return " and ".join(f"{value} on {named_ranks(those)}" for value, those in ranks.items())
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True).replace("null", "None")

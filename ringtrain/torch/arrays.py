@@ -1,7 +1,5 @@
 """PyTorch's tensors, on the CPU and on GPUs, as ``ringtrain._training.arrays`` asks for them."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -60,7 +58,7 @@ class TorchArrays:
     def sqrt(self, array: torch.Tensor) -> torch.Tensor:
         return torch.sqrt(array)
 
-    def where(self, condition: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
+    def where(self, condition: torch.Tensor, one: torch.Tensor | float, other: torch.Tensor | float) -> torch.Tensor:
         return torch.where(condition, one, other)
 
     def subtract_product(self, matrix: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ operation carries the gradients, and their factors, ``ringtrain._training.adapte
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,8 +19,8 @@ from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, requ
 from ringtrain.errors import UnsupportedError
 
 _Tensors = Sequence[torch.Tensor]
-_Carrier = TypeVar("_Carrier", bound=Callable[..., Any])
-_carriers: dict[str, Callable[..., Any]] = {}  # by name
+_Carrier = TypeVar("_Carrier", bound=Callable[..., object])
+_carriers: dict[str, Callable] = {}  # by name
 
 
 def carries_gradients(operation: _Carrier) -> _Carrier:
@@ -49,7 +49,7 @@ class Forward:
     name: str | None
     process_set: ProcessSet
     reduction: tuple[int, float, float, int | None] = (Average, 1.0, 1.0, None)
-    travels: dict[str, Any] = dataclasses.field(default_factory=dict)
+    travels: dict[str, type] = dataclasses.field(default_factory=dict)
     root: int = -1
     received: torch.Tensor | None = None
 
@@ -67,14 +67,16 @@ class _Operation(torch.autograd.Function):
     """An operation on some tensors, and what takes the results' gradients to theirs."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[], _Tensors], forward: Forward, *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, run: Callable[[], _Tensors], forward: Forward, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.forward = forward
         results = tuple(run())
         ctx.mark_non_differentiable(*(each for each in results if not (each.is_floating_point() or each.is_complex())))
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, None, *_backward(ctx.forward, gradients)
 
 
@@ -111,7 +113,7 @@ def _by_allreduce(forward: Forward, gradients: _Tensors) -> _Tensors:
         return grouped_allreduce(gradients, name=name, op=Average, process_set=process_set)
     op, prescale, postscale, weight = forward.reduction
     if weight is None:
-        scales: dict[str, Any] = {"prescale_factor": prescale, "postscale_factor": postscale}
+        scales: dict[str, float] = {"prescale_factor": prescale, "postscale_factor": postscale}
         return grouped_allreduce(gradients, name=name, op=op, process_set=process_set, **scales, **forward.travels)
     # A weighted average gives this rank the sum of all gradients, times its share of the weights.
     own = torch.tensor(float(weight), dtype=torch.float64, device=gradients[0].device)

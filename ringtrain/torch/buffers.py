@@ -4,7 +4,6 @@ Gradients keep the parameters equal, but nothing does so for buffers: each rank'
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -52,7 +51,7 @@ def broadcast_buffers(
 
 
 @eager
-def _before_forward(name: str, root: int, process_set: ProcessSet, model: torch.nn.Module, inputs: Any) -> None:
+def _before_forward(name: str, root: int, process_set: ProcessSet, model: torch.nn.Module, inputs: tuple) -> None:
     """The hook: a partial of a plain function, so that the model can still be copied and pickled."""
     if model.training and torch.is_grad_enabled() and not is_accumulating() and is_initialized():
         _broadcast(model, name, root, process_set)

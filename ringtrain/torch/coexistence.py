@@ -8,7 +8,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import torch
 
@@ -73,7 +72,7 @@ def shard_kind(parameter: torch.Tensor) -> str:
     return next((name for module, name in _SHARDS if _is_of(parameter, module, name)), "")
 
 
-def _is_of(value: Any, module: str, name: str) -> bool:
+def _is_of(value: object, module: str, name: str) -> bool:
     """Whether a value is of a class of a module; what was never imported has no instances."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)

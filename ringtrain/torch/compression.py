@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ringtrain
+from ringtrain._runtime.operations import WithFeedback
 from ringtrain._training.arguments import check_compressor
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
@@ -35,11 +36,11 @@ def _cast_to(wire: torch.dtype, name: str) -> type[Compressor]:
 
     class Cast(Compressor):
         @staticmethod
-        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
             return (tensor.to(wire), tensor.dtype) if tensor.is_floating_point() else (tensor, None)
 
         @staticmethod
-        def decompress(tensor: torch.Tensor, context: Any) -> torch.Tensor:
+        def decompress(tensor: torch.Tensor, context: torch.dtype | None) -> torch.Tensor:
             return tensor if context is None else tensor.to(context)
 
     Cast.__name__ = Cast.__qualname__ = name
@@ -47,11 +48,11 @@ def _cast_to(wire: torch.dtype, name: str) -> type[Compressor]:
     return Cast
 
 
-def _in_blocks(in_the_core: Any, name: str, form: str) -> type[Compressor]:
+def _in_blocks(in_the_core: WithFeedback, name: str, form: str) -> type[Compressor]:
     """A compressor whose form exists on the wire alone: ``compress`` and ``decompress`` leave a tensor as it is."""
     described = f"Sends floating-point tensors of 4,096 elements or more as {form}, where the core reduces"
 
-    def made(name: str, wire: str, words: str, **more: Any) -> type[Compressor]:
+    def made(name: str, wire: str, words: str, **more: type[Compressor]) -> type[Compressor]:
         compressor = type(name, (Compressor,), {"__module__": __name__, "__doc__": words, **more})
         _IN_THE_CORE[compressor] = wire
         return compressor
@@ -93,13 +94,13 @@ _IN_THE_CORE |= {
 }
 
 
-def compression_in_the_core(compressor: Any) -> str | None:
+def compression_in_the_core(compressor: type[Compressor]) -> str | None:
     """The core's name for what a compressor does; None for one that a user wrote, whose methods must be called."""
     return _IN_THE_CORE.get(compressor)
 
 
 def compressed(
-    compressor: Any,
+    compressor: type[Compressor],
     tensors: Sequence[torch.Tensor],
     operate: Callable[[Sequence[torch.Tensor], str], Sequence[torch.Tensor]],
     before: AbstractContextManager,

@@ -159,7 +159,9 @@ class _Sharded(torch.nn.Module):
         """Whether gradients are averaged over the ranks; else they are summed."""
         return self.weight.op == Average
 
-    def small(self, ids: torch.Tensor, rows: torch.Tensor, trip: Trip, number: int) -> tuple[Any, ...]:
+    def small(
+        self, ids: torch.Tensor, rows: torch.Tensor, trip: Trip, number: int
+    ) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """The small table, the ids in it, and its place of padding or None."""
         asked = trip.asked[number]
         if not len(asked.ids):  # torch wants a row, though no id asks for it
@@ -214,7 +216,7 @@ class _Sharded(torch.nn.Module):
         """What gradients travel with."""
         return self._carrier
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> dict[str, torch.Tensor | float]:
         """What the optimizer keeps of the table."""
         return {} if self._optimizer is None else self._optimizer.state.get(self.weight, {})
 
@@ -229,11 +231,11 @@ class _Sharded(torch.nn.Module):
                       ((_GRADIENT, _dense(gradient)), (_HAS_GRADIENT, has))}  # fmt: skip
         return found
 
-    def rest(self) -> dict[str, Any]:
+    def rest(self) -> dict[str, torch.Tensor | float]:
         """As ``KeepsRows`` has it."""
         return {key: value for key, value in self.optimizer_state().items() if not self._is_by_row(value)}
 
-    def _is_by_row(self, value: Any) -> bool:
+    def _is_by_row(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == len(self.weight)
 
     def origin_of_lost(self, told: Sequence[bool], words: str) -> Origin | None:
@@ -270,7 +272,7 @@ class _Sharded(torch.nn.Module):
         self.has_unused_gradient = False
         self.take(kept)
 
-    def begin_again(self, state: dict[str, Lines], rest: dict[str, Any]) -> None:
+    def begin_again(self, state: dict[str, Lines], rest: dict[str, torch.Tensor | float]) -> None:
         """Nothing is kept of the table, as before its first use; the optimizer has this of it."""
         self.begin_from(self.origin)
         self._rows = self.new_rows(0, self.origin.rows)
@@ -292,7 +294,7 @@ class _Sharded(torch.nn.Module):
 
     # ---- what torch asks of a module ----
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Sharded":
+    def __deepcopy__(self, memo: dict[int, object]) -> "_Sharded":
         """Refused: a copy on each rank would be a second table, which the ranks have not agreed on."""
         raise UnsupportedError(
             f"embedding '{self.name}': a model must not hold sharded embeddings to be copied, but holds this one. Make a "
@@ -303,7 +305,7 @@ class _Sharded(torch.nn.Module):
         """Tables stay in host memory and keep their dtype, as the rest of the model moves; rows go where the ids are."""
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = Shard(self.rows(), requires_grad=False)
         destination[f"{prefix}weight"].outline = self.weight.outline
         destination[f"{prefix}shard"] = Shard(self._description(), requires_grad=False)
@@ -313,7 +315,7 @@ class _Sharded(torch.nn.Module):
         return torch.tensor([self.dealing.rows, self.dealing.ranks, self.rank, kind])
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool,
+        self, state_dict: Mapping[str, torch.Tensor], prefix: str, local_metadata: dict, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         """Takes this rank's own shard, or a plain embedding's weight, of which it takes its rows."""
@@ -467,7 +469,7 @@ class ShardedEmbeddingCollection(torch.nn.ModuleDict):
             )
 
     @eager
-    def forward(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def forward(self, inputs: Mapping[str, torch.Tensor | tuple]) -> dict[str, torch.Tensor]:
         """Results by name. ``inputs`` has for every table its ids, or a tuple of the arguments of its own ``forward``.
 
         Raises:
@@ -484,7 +486,7 @@ class ShardedEmbeddingCollection(torch.nn.ModuleDict):
         return dict(zip(self, look_up(modules, calls), strict=True))
 
 
-def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+def look_up(modules: Sequence[_Sharded], calls: Sequence[tuple]) -> list[torch.Tensor]:
     """Results of several tables, each called with ids and what else its ``forward`` takes; one exchange."""
     with _on_all(modules):
         ids = [_flat(module, call[0]) for module, call in zip(modules, calls, strict=True)]
@@ -499,7 +501,7 @@ def look_up(modules: Sequence[Any], calls: Sequence[tuple[Any, ...]]) -> list[to
     ]
 
 
-def _on_all(modules: Sequence[Any]) -> AbstractContextManager[None]:
+def _on_all(modules: Sequence[_Sharded]) -> AbstractContextManager[None]:
     """What is wrong with the arguments of one rank is an error of all; in an elastic job, of the rank that ends for it."""
     first = modules[0]
     if first.is_elastic:
@@ -507,7 +509,7 @@ def _on_all(modules: Sequence[Any]) -> AbstractContextManager[None]:
     return before_a_trip([each.name for each in modules], first.weight.process_set)
 
 
-def _trip_that_survives(modules: Sequence[Any], ids: Sequence[np.ndarray]) -> Trip:
+def _trip_that_survives(modules: Sequence[_Sharded], ids: Sequence[np.ndarray]) -> Trip:
     """In an elastic job: rows are re-dealt first if ranks have come or gone, and all that is held when all ranks hold it."""
     _check_use(modules)
 
@@ -526,14 +528,16 @@ class _Fetch(torch.autograd.Function):
     """The rows that a trip has brought; their gradients travel back by the same trip, or in an elastic job with others."""
 
     @staticmethod
-    def forward(ctx: Any, trip: Trip, modules: Sequence[_Sharded], *weights: torch.Tensor) -> Any:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, trip: Trip, modules: Sequence[_Sharded], *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.trip, ctx.modules = trip, modules
         ctx.world = modules[0].kept.world if modules[0].kept is not None else None
         return tuple(torch.from_numpy(rows) for rows in trip.rows)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         own = [gradient.contiguous().numpy() for gradient in gradients]
         if ctx.world is not None:
             ctx.modules[0].carrier.add(ctx.trip, ctx.world, ctx.modules, own)
@@ -546,12 +550,12 @@ class _Fetch(torch.autograd.Function):
         return None, None, *made
 
 
-def tables_in(model: torch.nn.Module) -> list[tuple[str, Any]]:
+def tables_in(model: torch.nn.Module) -> list[tuple[str, _Sharded]]:
     """The sharded embeddings of a model, with their names in it."""
     return [(name or "table", each) for name, each in model.named_modules() if isinstance(each, _Sharded)]
 
 
-def _check_use(modules: Sequence[Any]) -> None:
+def _check_use(modules: Sequence[_Sharded]) -> None:
     first = modules[0]
     if under_way() is None and first.kept is None and not first.is_in_run:
         raise UnsupportedError(
@@ -568,7 +572,7 @@ def _check_use(modules: Sequence[Any]) -> None:
             )
 
 
-def _flat(module: _Sharded, ids: Any) -> np.ndarray:
+def _flat(module: _Sharded, ids: object) -> np.ndarray:
     if not isinstance(ids, torch.Tensor) or ids.dtype not in (torch.int32, torch.int64):
         found = ids.dtype if isinstance(ids, torch.Tensor) else type(ids).__name__
         raise InvalidArgumentError(

@@ -18,7 +18,7 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set, memb
 from ringtrain._runtime.submission import Submission, preparing
 from ringtrain._training.adapter.checks import require_alike, require_same_names
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
-from ringtrain.torch.modes.base import Alone, OptimizerMode, mode_of
+from ringtrain.torch.modes.base import Alone, OptimizerMode, State, mode_of
 from ringtrain.torch.shards import is_shard
 from ringtrain.torch.tensors import buffer_of, check_supported, finish, values_of
 
@@ -75,7 +75,7 @@ def is_added(key: str, value: object) -> bool:
     return key.endswith(_EXTRA) or not isinstance(value, torch.Tensor)
 
 
-def _require_those_of_root(added: Mapping[str, Any], root: int, process_set: ProcessSet) -> None:
+def _require_those_of_root(added: Mapping[str, object], root: int, process_set: ProcessSet) -> None:
     name = "broadcast_parameters.further"
     wanted = broadcast_object(dict(added), root, name, process_set)
     with preparing("allgather", f"{name}.sizes", process_set):
@@ -170,12 +170,14 @@ def give_optimizer_state(
         mode.take_common_state(optimizer, mode.common_state(optimizer))
 
 
-def _mode(optimizer: Any) -> OptimizerMode:
+def _mode(optimizer: torch.optim.Optimizer) -> OptimizerMode:
     """That of a distributed optimizer; another trains alone."""
     return mode_of(optimizer) or Alone()
 
 
-def _named_tensors(params: Any) -> dict[str, torch.Tensor]:
+def _named_tensors(
+    params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
+) -> dict[str, torch.Tensor]:
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     named: dict[str, torch.Tensor] = {}
     for index, pair in enumerate(pairs):
@@ -258,7 +260,7 @@ def _start_broadcast(name: str, tensor: torch.Tensor, root: int, process_set: Pr
 # ---- state as bytes and tensors ----
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def state_of(optimizer: torch.optim.Optimizer) -> State:
     """State by the parameter's place, since the parameters themselves differ from rank to rank."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states = [None if is_shard(parameter) else optimizer.state.get(parameter) for parameter in parameters]
@@ -266,7 +268,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"states": states, "options": options, "mode": _mode(optimizer).common_state(optimizer)}
 
 
-def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def set_state(optimizer: torch.optim.Optimizer, state: State) -> None:
     """Not by ``load_state_dict``: that casts to the parameters' dtype, and the ranks would differ from the root."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter, values in zip(parameters, state["states"], strict=True):
@@ -281,7 +283,7 @@ def set_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     _mode(optimizer).take_common_state(optimizer, state["mode"])
 
 
-def _pack(state: Any) -> tuple[bytes, list[torch.Tensor]]:
+def _pack(state: object) -> tuple[bytes, list[torch.Tensor]]:
     """A pickle in which tensors are places in a list, however deep they lie, and the list. One that comes twice is one there.
 
     Those that are made of others are pickled, with these in the list.

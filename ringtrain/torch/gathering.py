@@ -1,7 +1,5 @@
 """Rows of all ranks for a loss that every rank computes over them, as contrastive losses do: with the exact gradient."""
 
-from typing import Any
-
 import torch
 
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
@@ -28,18 +26,17 @@ def gather_with_gradient(
     Returns:
         The rows of all ranks, in rank order.
     """
-    multiplied: Any = _MultipliedGradient.apply
-    return allgather(multiplied(tensor, size_of(process_set)), name, process_set)
+    return allgather(_MultipliedGradient.apply(tensor, size_of(process_set)), name, process_set)
 
 
 class _MultipliedGradient(torch.autograd.Function):
     """The tensor, with a gradient that is multiplied by a number."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, factor: int) -> torch.Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, tensor: torch.Tensor, factor: int) -> torch.Tensor:
         ctx.factor = factor
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient * ctx.factor, None

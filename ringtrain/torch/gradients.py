@@ -7,7 +7,6 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class ReductionSettings:
         return None if self.make_replica is None else self.make_replica()
 
     @property
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, str]:
         """What ranks cannot tell from the gradients that they reduce, and must have set alike."""
         return {
             "compression": "other" if self.powersgd is None else repr(self.powersgd),

@@ -4,20 +4,33 @@ A handle is an object where Horovod's is a number: it can be kept, compared, put
 ``ringtrain._runtime.operations.Handle`` serves where the result is a tensor of its own; the others are here and in ``sparse``.
 """
 
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from ringtrain._runtime.operations import Handle
 from ringtrain.errors import InvalidArgumentError
 
+Result = TypeVar("Result")
+Given = TypeVar("Given", covariant=True)
 
-class InPlaceHandle:
+
+class Pending(Protocol[Given]):
+    """What an ``_async`` form returns."""
+
+    def done(self) -> bool:
+        """Whether the operation ended, well or not."""
+
+    def wait(self, timeout: float | None = None) -> Given:
+        """Blocks until it is done; its result."""
+
+
+class InPlaceHandle(Generic[Result]):
     """A pending in-place operation: the handle below it, and the very tensors that the caller gave."""
 
     __slots__ = ("_handle", "_given")
 
-    def __init__(self, handle: Handle, given: Any):
+    def __init__(self, handle: Handle, given: Result):
         self._handle = handle
         self._given = given
 
@@ -25,7 +38,7 @@ class InPlaceHandle:
         """Whether the operation ended, well or not."""
         return self._handle.done()
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> Result:
         """Blocks until the operation is done and returns the caller's tensors."""
         self._handle.wait(timeout)
         return self._given
@@ -49,7 +62,7 @@ class AlltoallHandle:
         return rows, torch.from_numpy(received)
 
 
-def poll(handle: Any) -> bool:
+def poll(handle: Pending) -> bool:
     """Whether the operation of an ``_async`` form is done; ``synchronize`` then returns at once.
 
     Example:
@@ -67,7 +80,7 @@ def poll(handle: Any) -> bool:
     return handle.done()
 
 
-def synchronize(handle: Any) -> Any:
+def synchronize(handle: Pending[Result]) -> Result:
     """Waits for an ``_async`` form and returns its result: a tensor, a list of them, or a pair for an alltoall.
 
     Example:
@@ -87,7 +100,7 @@ def synchronize(handle: Any) -> Any:
     return handle.wait()
 
 
-def _check(function: str, handle: Any) -> None:
+def _check(function: str, handle: object) -> None:
     if not (hasattr(handle, "wait") and hasattr(handle, "done")):
         raise InvalidArgumentError(
             f"{function}: expected what an _async form returned but found {handle!r}. Handles are objects, not integers."

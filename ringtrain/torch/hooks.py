@@ -6,7 +6,7 @@ collector does not look into a tensor's hooks. Optimizers are found so that the 
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -48,7 +48,7 @@ class Owner(Protocol):
     def enter_world(self, change: NewWorld) -> None:
         """Goes on in the present world, where it is another one than before, or optimizers are numbered anew."""
 
-    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
+    def release(self, parameters: set[torch.Tensor], owner: "Owner") -> None:
         """Called when another owner takes parameters over."""
 
 

@@ -6,6 +6,8 @@ This is also the list of them: ``ringtrain.torch`` exports the same names.
 import typing as _typing
 from collections.abc import Callable as _Callable
 
+import torch as _torch
+
 from ringtrain import barrier, init, join
 from ringtrain._training.adapter.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.common.util import gpu_available
@@ -17,10 +19,10 @@ from ringtrain.torch.reductions import *  # noqa: F403 - listed once, there
 class _Function:
     """What programs take for Horovod's autograd functions: ``apply`` is an operation, with its arguments in their order."""
 
-    def __init__(self, operation: _Callable[..., _typing.Any], arguments: str):
+    def __init__(self, operation: _Callable[..., _torch.Tensor], arguments: str):
         self._operation, self._arguments = operation, arguments.split()
 
-    def apply(self, *given: _typing.Any) -> _typing.Any:
+    def apply(self, *given: object) -> _torch.Tensor:
         """The result of the operation, which gradients flow through."""
         named, more = dict(zip(self._arguments, given, strict=False)), given[len(self._arguments) :]
         return self._operation(*more, **named)  # which raises the TypeError of one argument too many

@@ -5,7 +5,6 @@ for all of them. Errors are those of ``ringtrain._runtime.operations``.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -178,7 +177,10 @@ def broadcast_async_(
 @carries_gradients
 @eager
 def alltoall(
-    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor,
+    splits: Sequence[int] | torch.Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends rows of the first dimension to each rank and concatenates what came; see ``ringtrain.alltoall``.
 
@@ -205,7 +207,10 @@ def alltoall(
 
 @eager
 def alltoall_async(
-    tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: torch.Tensor,
+    splits: Sequence[int] | torch.Tensor | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> AlltoallHandle:
     """``alltoall`` that returns a handle at once; its result is always the pair.
 

@@ -23,12 +23,12 @@ from ringtrain.torch import parameters
 from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor
-from ringtrain.torch.modes.base import Alone, OptimizerMode
+from ringtrain.torch.modes.base import Alone, OptimizerMode, State
 from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.shards import check_op_of_shards, is_shard, replicated
 
 if TYPE_CHECKING:  # the user's class comes behind it
-    _Optimizer: Any
+    from torch.optim import Optimizer as _Optimizer
 else:
     _Optimizer = object
 
@@ -140,7 +140,7 @@ def _kind_of(mode: Mode, op: int) -> type[OptimizerMode]:
     return kind
 
 
-def _mode_of(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> OptimizerMode:
+def _mode_of(optimizer: torch.optim.Optimizer, wrapping: Wrapping, kind: type[OptimizerMode]) -> OptimizerMode:
     """The mode, made for this optimizer; that of a rank without others where the mode has nothing to do."""
     process_set = wrapping.process_set
     works_alone = kind.works_alone(wrapping.mode) or wrapping.op == PerItem
@@ -222,7 +222,7 @@ class _Distributed(_Optimizer):
         with accumulating(), self._mode.silence():
             yield
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+    def zero_grad(self, *args: bool, **kwargs: bool) -> None:
         """The user's ``zero_grad``; a step starts anew, and if the one before came to no end, on all ranks together."""
         sets_to_none = args[0] if args else kwargs.get("set_to_none", True)
         self._mode.discard(zeros=not sets_to_none)
@@ -287,7 +287,7 @@ class _Distributed(_Optimizer):
 
     # ---- its parameters ----
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """The user's ``add_param_group``; the new parameters are reduced too, each alone."""
         self._mode.check_new_group()
         super().add_param_group(param_group)
@@ -297,7 +297,7 @@ class _Distributed(_Optimizer):
 
     # ---- what is saved ----
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The user's ``state_dict``, and what belongs to the mode.
 
         Under ``compression`` what ``int8``, ``int4`` or ``powersgd`` has lost on this rank: where each rank saves and loads
@@ -306,7 +306,7 @@ class _Distributed(_Optimizer):
         """
         return self._mode.state_dict(self, super().state_dict)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """The user's ``load_state_dict``; a begun step starts anew.
 
         What compression has lost of gradients before is forgotten. A state that this rank has saved, in a world of as many
@@ -323,7 +323,7 @@ class _Distributed(_Optimizer):
         """
         self._mode.gather_state(to)
 
-    def sharded_state_dict(self) -> dict[str, Any]:
+    def sharded_state_dict(self) -> State:
         """With ``ShardedStep``: this rank's share of the state, for ``torch.distributed.checkpoint`` to save or to load into.
 
         Example:
@@ -352,7 +352,7 @@ class _Distributed(_Optimizer):
             )
         return state
 
-    def load_sharded_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_sharded_state_dict(self, state_dict: State) -> None:
         """Goes on with what ``sharded_state_dict`` has returned on this rank, once a checkpoint was loaded into it.
 
         A begun step starts anew. Whole tensors under the same names will do, too. On all ranks together.
@@ -380,7 +380,7 @@ class _Distributed(_Optimizer):
         """
         self._mode.load_compression_state(state)
 
-    def register_step_pre_hook(self, hook: Callable) -> Any:
+    def register_step_pre_hook(self, hook: Callable) -> torch.utils.hooks.RemovableHandle:
         """The user's ``register_step_pre_hook``."""
         handle = super().register_step_pre_hook(hook)
         self._mode.note_hook(self)
@@ -407,7 +407,7 @@ def _empty_instance(plain: Any) -> torch.optim.Optimizer:
     return plain.__new__(plain)
 
 
-def _make_distributed(optimizer: Any) -> None:
+def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
     """Gives the optimizer the methods; one that has them ends its mode, to be wrapped anew."""
     if isinstance(optimizer, _Distributed):
         mode, optimizer._mode = optimizer._mode, Alone()
@@ -423,7 +423,7 @@ def _make_distributed(optimizer: Any) -> None:
 # ---- arguments ----
 
 
-def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> None:
+def _check_arguments(optimizer: torch.optim.Optimizer, passes: int, op: int, predivide: float) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidArgumentError(
             f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
@@ -432,7 +432,7 @@ def _check_arguments(optimizer: Any, passes: int, op: int, predivide: float) -> 
     check_scaling("DistributedOptimizer", op, predivide, others={"Adasum": Adasum, "PerItem": PerItem})
 
 
-def _check_combination(optimizer: Any, wrapping: Wrapping, kind: type[OptimizerMode]) -> None:
+def _check_combination(optimizer: torch.optim.Optimizer, wrapping: Wrapping, kind: type[OptimizerMode]) -> None:
     """Raises the error of a mode that cannot have what the script gives or has beside it."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     column = {Adasum: ["op=Adasum"], PerItem: ["op=PerItem"]}.get(wrapping.op, [])

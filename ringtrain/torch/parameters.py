@@ -4,8 +4,7 @@
 share.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -15,7 +14,7 @@ from ringtrain._training.grouping import Groups
 from ringtrain.errors import InvalidArgumentError
 
 
-def trained(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> list[torch.Tensor]:
+def trained(optimizer: torch.optim.Optimizer, group: Mapping[str, Sequence]) -> list[torch.Tensor]:
     """The parameters of a param group as autograd knows them.
 
     NVIDIA Apex's O2 puts float32 copies into the optimizer, which never meet autograd: the model's parameters do.
@@ -51,7 +50,7 @@ def names_of_group(optimizer: torch.optim.Optimizer, group_index: int) -> dict[t
 
 
 def _numbered(
-    optimizer: torch.optim.Optimizer, group_index: int, group: dict[str, Any]
+    optimizer: torch.optim.Optimizer, group_index: int, group: Mapping[str, Sequence]
 ) -> list[tuple[torch.Tensor, str]]:
     parameters = trained(optimizer, group)
     given = group.get("param_names")  # torch keeps them when it was given named parameters
@@ -87,7 +86,9 @@ def _require_unique(names: Iterable[str]) -> None:
 # ---- groups ----
 
 
-def checked_groups(num_groups: int, groups: Any, parameters: set[torch.Tensor]) -> Groups:
+def checked_groups(
+    num_groups: int, groups: int | Sequence[Sequence[torch.Tensor]] | None, parameters: set[torch.Tensor]
+) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``; raises InvalidArgumentError."""
     groups = given_groups("DistributedOptimizer", num_groups, groups, "parameter", stacklevel=4)
     if isinstance(groups, list):

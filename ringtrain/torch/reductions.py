@@ -7,7 +7,6 @@ tensor are differentiable. ``operations`` has the rest.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -290,10 +289,18 @@ def sparse_allreduce_async(
     return _sparse(tensor, name, op, process_set)
 
 
-def _sparse(tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet, *factors: Any) -> SparseAllreduce:
+def _sparse(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    weight: int | None = None,
+) -> SparseAllreduce:
     with preparing("allgather", name, process_set):
         identity = id_of(process_set)
-    return SparseAllreduce(current(), tensor, name, op, identity, *factors)
+    return SparseAllreduce(current(), tensor, name, op, identity, prescale, postscale, weight)
 
 
 def _is_sparse(tensor: object) -> bool:

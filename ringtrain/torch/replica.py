@@ -24,6 +24,7 @@ from ringtrain.torch.tensors import DTYPE_IDS
 
 CALLED = Words("broadcast_parameters() and broadcast_optimizer_state()")
 _BARE = {int, float, bool}
+_Number = float | list[float] | None
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}  # how an update is computed, not what comes of it
 
 
@@ -72,7 +73,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Callable[[], Named]:
 def settings_of(optimizer: torch.optim.Optimizer) -> Callable[[], Settings]:
     """Reads what the optimizer steps with, which it does not keep alive."""
     refer = weakref.ref(optimizer)
-    seen: tuple[list[list[Any]], Settings] = [], {}  # most steps have the settings of the one before
+    seen: tuple[list[list[_Number]], Settings] = [], {}  # most steps have the settings of the one before
 
     def settings() -> Settings:
         nonlocal seen
@@ -97,7 +98,7 @@ def processor_of(tensors: Iterable[torch.Tensor]) -> str:
     return f"{kind}, torch {torch.__version__}, {torch.get_num_threads()} threads"  # which divide sums among them
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> _Number:
     """Numbers and sequences of numbers; None for all else, and for a tensor on a GPU, which nothing waits for."""
     if type(value) in _BARE:
         return value
@@ -108,7 +109,7 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, Real) else None
 
 
-def _compared(optimizer: Any) -> list[tuple[str, torch.Tensor]]:
+def _compared(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     names = optimizer._parameter_names
     trained = [each for group in optimizer.param_groups for each in parameters.trained(optimizer, group)]
     return [

@@ -3,7 +3,7 @@
 ``functions`` sends parameters and optimizers; a schedule, a scaler or an average of weights is sent as its ``state_dict``.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,8 +15,13 @@ from ringtrain._runtime.submission import preparing
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.functions import broadcast_optimizer_state, give_model
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
-def resume_together(*parts: Any, root_rank: int | None = None, process_set: ProcessSet = global_process_set) -> int:
+
+def resume_together(
+    *parts: "Stateful", root_rank: int | None = None, process_set: ProcessSet = global_process_set
+) -> int:
     """Gives all ranks the states of the rank that went furthest, and returns its number; on all ranks together.
 
     Example:
@@ -54,7 +59,7 @@ def resume_together(*parts: Any, root_rank: int | None = None, process_set: Proc
     return root
 
 
-def _check(parts: tuple[Any, ...], root_rank: int | None, process_set: ProcessSet) -> None:
+def _check(parts: tuple[object, ...], root_rank: int | None, process_set: ProcessSet) -> None:
     for place, part in enumerate(parts):
         if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
             raise InvalidArgumentError(
@@ -67,7 +72,7 @@ def _check(parts: tuple[Any, ...], root_rank: int | None, process_set: ProcessSe
         )
 
 
-def _give_state(part: Any, root: int, name: str, process_set: ProcessSet) -> None:
+def _give_state(part: "Stateful", root: int, name: str, process_set: ProcessSet) -> None:
     is_root = current().rank == root
     with preparing("broadcast", f"{name}.size", process_set):
         own = part.state_dict() if is_root else None

@@ -1,11 +1,13 @@
 """Optimizers of rows that torch does not have."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 
 from ringtrain.errors import InvalidArgumentError
+
+_Loss = TypeVar("_Loss")
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
@@ -28,7 +30,11 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 0.01, eps: float = 1e-10, initial_accumulator_value: float = 0.0
+        self,
+        params: Iterable[torch.Tensor | dict[str, object]],
+        lr: float = 0.01,
+        eps: float = 1e-10,
+        initial_accumulator_value: float = 0.0,
     ):
         for name, value in (("lr", lr), ("eps", eps), ("initial_accumulator_value", initial_accumulator_value)):
             if not value >= 0:
@@ -42,7 +48,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                     )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], _Loss] | None = None) -> _Loss | None:
         """Changes the rows that have gradients."""
         loss = None
         if closure is not None:
@@ -54,7 +60,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
                     self._change(parameter, group)
         return loss
 
-    def _change(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _change(self, parameter: torch.Tensor, group: Mapping[str, float]) -> None:
         state = self.state[parameter]
         if not state:
             state["sum"] = parameter.new_full((len(parameter), 1), group["initial_accumulator_value"])

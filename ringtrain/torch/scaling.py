@@ -5,7 +5,6 @@ knows as ``grad_scale`` and ``found_inf``. Fused optimizers use these themselves
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,7 +15,9 @@ class HeededScaler:
     def __init__(self) -> None:
         self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def before_step(self, optimizer: Any, parameters: Sequence[torch.Tensor], by_itself: bool) -> bool:
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor], by_itself: bool
+    ) -> bool:
         """Unscales gradients, or withholds them all where the scaler found an infinity; returns whether they are used.
 
         Args:

@@ -5,7 +5,6 @@ gradient of a shard has come from all ranks when ``backward()`` returns (``embed
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -31,10 +30,10 @@ class Shard(torch.nn.Parameter):
     process_set: ProcessSet = global_process_set
     op: int = 0
     outline: str = "rows of its own"
-    table: Any = None
+    table: torch.nn.Module | None = None
     owned: int = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Shard":
+    def __deepcopy__(self, memo: dict[int, object]) -> "Shard":
         copied = super().__deepcopy__(memo)
         copied.process_set, copied.op, copied.outline = self.process_set, self.op, self.outline
         return copied

@@ -10,7 +10,7 @@ some layers have the statistics of its batch, and others do not; but all ranks h
 
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -219,7 +219,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
+        ctx: torch.autograd.function.FunctionCtx, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float,
         moments: _Moments, ranks: _Ranks,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(input, weight)
@@ -230,7 +230,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple:
         input, weight = ctx.saved_tensors
         dimensions = _batch_dimensions(input)
         wide = _wide(gradient)

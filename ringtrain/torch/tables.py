@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ringtrain._runtime.process_sets import members_of
 from ringtrain.embedding import checkpoints
 from ringtrain.embedding.kept_rows import Origin, in_one_world
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.torch.embedding import tables_in
+from ringtrain.torch.embedding import _Sharded, tables_in
 from ringtrain.torch.shards import is_shard
 
 _AS_TENSOR = ":tensor"  # behind the name of a number that the optimizer keeps as a tensor
@@ -99,7 +99,7 @@ def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
     return torch.from_numpy(checkpoints.find(folder, name).plain())
 
 
-def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str, Any]:
+def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str, object]:
     """``state_dict()`` without what belongs to rows of sharded embeddings: the same on all ranks, for one to save.
 
     Example:
@@ -122,7 +122,7 @@ def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str,
     return {**whole, "state": kept}
 
 
-def load_dense_state_dict(model: torch.nn.Module, values: Mapping[str, Any]) -> None:
+def load_dense_state_dict(model: torch.nn.Module, values: Mapping[str, object]) -> None:
     """Takes what ``dense_state_dict`` has returned of the same model.
 
     Raises InvalidArgumentError if it has other names.
@@ -150,11 +150,11 @@ class Part(NamedTuple):
     """
 
     name: str
-    table: Any
+    table: _Sharded
     optimizer: torch.optim.Optimizer | None
 
 
-def parts_of(values: Mapping[str, Any]) -> list[Part]:
+def parts_of(values: Mapping[str, object]) -> list[Part]:
     """The tables in some modules, each once, with those of the optimizers beside them that train them."""
     optimizers = [value for value in values.values() if isinstance(value, torch.optim.Optimizer)]
     found: dict[int, Part] = {}
@@ -206,7 +206,7 @@ def load_parts(parts: Sequence[Part], folder: str | os.PathLike) -> str | None:
     return _problem_of(read)
 
 
-def _trainer_of(table: Any, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
+def _trainer_of(table: _Sharded, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
     for optimizer in optimizers:
         if any(each is table.weight for group in optimizer.param_groups for each in group["params"]):
             return optimizer
@@ -221,14 +221,18 @@ def _problem_of(function: Callable[[], None]) -> str | None:
     return None
 
 
-def _save_on_all(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
+def _save_on_all(
+    folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None
+) -> None:
     members = table.weight.process_set
     token = broadcast_object(secrets.token_hex(8), members_of(members)[0], f"save_tables.{name}", members)
     problem = _problem_of(lambda: _save(folder, name, table, optimizer, token))
     _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
 
 
-def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None, token: str) -> None:
+def _save(
+    folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None, token: str
+) -> None:
     others = checkpoints.saved_by_others(folder, name, table.dealing.ranks)
     if others:
         raise InvalidArgumentError(
@@ -247,7 +251,7 @@ def _save(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer |
     checkpoints.write(folder, name, table.rank, table.dealing, token, arrays, numbers)
 
 
-def _load(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer | None) -> None:
+def _load(folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None) -> None:
     saved = _fitting(folder, name, table)
     for places, values in saved.share(table.dealing, table.rank):
         table.set_rows(places, values)
@@ -263,7 +267,7 @@ def _load(folder: Any, name: str, table: Any, optimizer: torch.optim.Optimizer |
     state.update(_numbers(saved))
 
 
-def _origin(saved: checkpoints.Saved, table: Any, with_state: bool) -> Origin:
+def _origin(saved: checkpoints.Saved, table: _Sharded, with_state: bool) -> Origin:
     saved.check_rows(table.dealing)
     if not with_state:
         return Origin(saved.at)
@@ -271,14 +275,14 @@ def _origin(saved: checkpoints.Saved, table: Any, with_state: bool) -> Origin:
     return Origin(saved.at, state, _numbers(saved))
 
 
-def _numbers(saved: checkpoints.Saved) -> dict[str, Any]:
+def _numbers(saved: checkpoints.Saved) -> dict[str, torch.Tensor | float]:
     return {
         key.removesuffix(_AS_TENSOR): torch.tensor(float(number)) if key.endswith(_AS_TENSOR) else number
         for key, number in saved.numbers.items()
     }
 
 
-def _fitting(folder: Any, name: str, table: Any) -> checkpoints.Saved:
+def _fitting(folder: str | os.PathLike, name: str, table: _Sharded) -> checkpoints.Saved:
     saved = checkpoints.find(folder, name)
     if saved.width() != table.embedding_dim:
         raise InvalidArgumentError(
@@ -287,7 +291,7 @@ def _fitting(folder: Any, name: str, table: Any) -> checkpoints.Saved:
     return saved
 
 
-def _state(optimizer: torch.optim.Optimizer | None, table: Any) -> dict[str, Any]:
+def _state(optimizer: torch.optim.Optimizer | None, table: _Sharded) -> dict[str, torch.Tensor | float]:
     return {} if optimizer is None else optimizer.state.get(table.weight, {})
 
 

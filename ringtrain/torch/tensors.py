@@ -5,7 +5,6 @@ this teaches ``ringtrain._binding.buffers`` the same, so that the operations for
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
@@ -200,7 +199,7 @@ def writable_memories(tensors: Sequence[torch.Tensor]) -> HostBuffers | list[tor
     return HostBuffers([address for address, _ in found], dtypes, [tensor.shape for tensor in tensors], owners)
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu

@@ -1,17 +1,19 @@
 """Batches for ranks with unequal numbers of them, where none may leave before all are done."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from ringtrain._runtime.operations import Max, allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 
+_Batch = TypeVar("_Batch")
+
 
 def until_all_are_done(
-    batches: Iterable[Any], empty: Any, process_set: ProcessSet = global_process_set
-) -> Iterator[Any]:
+    batches: Iterable[_Batch], empty: _Batch, process_set: ProcessSet = global_process_set
+) -> Iterator[_Batch]:
     """This rank's batches, and then empty ones until every rank has had all of its own. All ranks go through it.
 
     Example:

@@ -208,7 +208,7 @@ def sides(digests: np.ndarray, ranks: Sequence[int] | np.ndarray) -> str:
     return f"those of {named_ranks(odd)} differ from those of {named_ranks(groups[0])}"
 
 
-def require_alike(demand: str, told: Sequence[Any], process_set: ProcessSet, advice: str) -> None:
+def require_alike(demand: str, told: Sequence[object], process_set: ProcessSet, advice: str) -> None:
     """Looks for the first rank that has told something else than the first one.
 
     Args:

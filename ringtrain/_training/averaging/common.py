@@ -54,7 +54,7 @@ class CommonCopy:
             if copy.shared.role is Role.PARAMETER:
                 copy.shared.write(copy.common)
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """What ranks must have alike of it: dtype, size and fragment of each tensor."""
 
         def where(copy: Copy) -> str:

@@ -6,7 +6,6 @@ averaged part by part, and a part's change travels for some steps while training
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,7 @@ def merged(values: np.ndarray, sent: np.ndarray, common: np.ndarray, merge: str)
     return np.add(values, sent, out=sent)
 
 
-def _check_within(what: str, value: Any, least: int, most: int) -> None:
+def _check_within(what: str, value: object, least: int, most: int) -> None:
     number = integer(f"local steps: {what}", value)
     if not least <= number <= most:
         raise InvalidArgumentError(

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def advance(common: np.ndarray, change: np.ndarray, outer: Outer | None, velocit
     np.subtract(common, change, out=common)
 
 
-def checked_outer(outer: Any) -> Outer | None:
+def checked_outer(outer: object) -> Outer | None:
     """The argument ``outer``; raises InvalidArgumentError for what is none. A pair is taken for rate and momentum."""
     if isinstance(outer, tuple) and len(outer) == 2:
         return Outer(*outer)

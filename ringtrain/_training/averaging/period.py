@@ -118,7 +118,7 @@ class Period:
 _SAVED = ("total", "steps", "counted", "round")
 
 
-def _at_least(what: str, value: Any, least: int) -> int:
+def _at_least(what: str, value: object, least: int) -> int:
     number = integer(f"local steps: {what}", value)
     if number < least:
         raise InvalidArgumentError(f"local steps: {what} must be at least {least}, but is {number}.")

@@ -266,7 +266,7 @@ class Worker:
 
     # ---- meetings ----
 
-    def _terms(self) -> dict[str, Any]:
+    def _terms(self) -> dict[str, object]:
         outer = self.plan.outer
         return {
             "every": self.period.every,

@@ -6,7 +6,7 @@ batches. So torch's class asks a sampler that makes batches itself; all others i
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch.utils.data import BatchSampler
 
@@ -32,15 +32,15 @@ def serve_loaders() -> None:
         return
     cut, count = BatchSampler.__iter__, BatchSampler.__len__
 
-    def iterate(self: Any) -> Iterator[list[int]]:
+    def iterate(self: BatchSampler) -> Iterator[list[int]]:
         return self.sampler.batches(self.batch_size, self.drop_last) if _is_served(self) else cut(self)
 
-    def length(self: Any) -> int:
+    def length(self: BatchSampler) -> int:
         return self.sampler.batch_count(self.batch_size, self.drop_last) if _is_served(self) else count(self)
 
     iterate.asks_samplers = True  # type: ignore[attr-defined]
     BatchSampler.__iter__, BatchSampler.__len__ = iterate, length
 
 
-def _is_served(batch_sampler: Any) -> bool:
+def _is_served(batch_sampler: BatchSampler) -> bool:
     return isinstance(batch_sampler.sampler, MakesBatches) and batch_sampler.sampler.makes_batches

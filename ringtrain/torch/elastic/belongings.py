@@ -1,7 +1,7 @@
 """What goes with the values of a state without being given: schedules, what is frozen, later groups, random states."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,8 +10,12 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain.embedding.kept_rows import surviving
 from ringtrain.torch.elastic.randomness import random_states, set_random_states
-from ringtrain.torch.elastic.schedules import is_plain, schedules_of
-from ringtrain.torch.elastic.structure import structure_of, take_structure
+from ringtrain.torch.elastic.schedules import Schedule, is_plain, schedules_of
+from ringtrain.torch.elastic.structure import Structure, structure_of, take_structure
+from ringtrain.torch.modes.base import State
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 _NAME = "ringtrain.elastic.belongings"
 _RANDOM = "ringtrain.elastic.random_states"
@@ -24,14 +28,14 @@ class Belongings:
         values: what the state was given that has a state of its own, by name.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, "Stateful"]):
         self._values = values
         self._modules = {name: each for name, each in values.items() if isinstance(each, torch.nn.Module)}
         self._optimizers = {name: each for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
         self._counts = {name: len(each.param_groups) for name, each in self._optimizers.items()}
-        self._schedules: dict[str, Any] = {}
-        self._kept: dict[str, Any] = {}  # states of schedules, as a file has them
-        self._random: list[dict[str, Any]] | None = None  # of all ranks, from which they are to go on
+        self._schedules: dict[str, Schedule] = {}
+        self._kept: State = {}  # states of schedules, as a file has them
+        self._random: list[State] | None = None  # of all ranks, from which they are to go on
 
     def begin(self) -> None:
         """The loop begins: what sets the learning rates is there by now."""
@@ -80,25 +84,25 @@ class Belongings:
 
     # ---- files ----
 
-    def gathered(self) -> list[dict[str, Any]]:
+    def gathered(self) -> list[State]:
         """The random states of all ranks, which call this together."""
         return surviving(lambda: allgather_object(random_states(), _RANDOM))
 
-    def in_file(self, random: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def in_file(self, random: list[State] | None) -> State:
         """What a file keeps, with the random states of all ranks if they are there."""
         kept = {"structure": list(self._structure()), "schedules": self._states()}
         return kept if random is None else {**kept, "random": random}
 
-    def load_structure(self, kept: dict[str, Any]) -> None:
+    def load_structure(self, kept: State) -> None:
         """Takes what is trained from a file, before the state of models and optimizers."""
         take_structure(kept["structure"], self._modules, self._optimizers, self._counts)
 
-    def load(self, kept: dict[str, Any]) -> None:
+    def load(self, kept: State) -> None:
         """Takes the rest; schedules when the loop begins."""
         self._kept, self._random = kept["schedules"], kept.get("random")
 
-    def _structure(self) -> Any:
+    def _structure(self) -> Structure:
         return structure_of(self._modules, self._optimizers, self._counts)
 
-    def _states(self) -> dict[str, Any]:
+    def _states(self) -> State:
         return {name: each.state_dict() for name, each in self._schedules.items()}

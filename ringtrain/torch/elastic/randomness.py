@@ -1,13 +1,14 @@
 """The states of random numbers that a training draws from: Python's, NumPy's, torch's, and that of this rank's GPU."""
 
 import random
-from typing import Any
 
 import numpy as np
 import torch
 
+from ringtrain.torch.modes.base import State
 
-def random_states() -> dict[str, Any]:
+
+def random_states() -> State:
     """Of this process, as numbers, texts and tensors alone."""
     name, keys, *rest = np.random.get_state(legacy=True)
     states = {
@@ -20,7 +21,7 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: State) -> None:
     """Goes on there."""
     version, keys, drawn = states["python"]
     random.setstate((version, tuple(keys), drawn))

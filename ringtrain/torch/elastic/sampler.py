@@ -1,7 +1,7 @@
 """``ElasticSampler``: deals what an epoch has left over the ranks that there are; ``_training.sharding`` decides who reads what."""
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import torch
 
@@ -12,7 +12,7 @@ from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_
 from ringtrain.elastic.shares import share_rules
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
-from ringtrain.torch.elastic.workers import follow_loader, loader_with_workers
+from ringtrain.torch.elastic.workers import Drawn, follow_loader, loader_with_workers
 
 __all__ = ["ElasticSampler"]
 
@@ -22,6 +22,17 @@ class Follower(Protocol):
 
     def before_draw(self) -> None:
         """This rank draws for the step that comes next; between two steps another world may begin here."""
+
+
+class _Place(TypedDict):
+    epoch: int
+    processed_num: int
+
+
+class Progress(_Place, total=False):
+    """Where in an epoch the ranks are; ``given_back`` has places of samples that are to be dealt again, if there are any."""
+
+    given_back: list[int]
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -192,7 +203,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             return None
         return self._open.weight(contributors) if self._open.taken else self._weight
 
-    def draw(self) -> Any:
+    def draw(self) -> Drawn:
         """This rank's next index, or its indices of the next batch, for the step that comes next; None if none are left."""
         self.before_draw()
         drawn = self.draw_ahead()
@@ -212,7 +223,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.dealing += 1
         self._open.forget_ahead()
 
-    def draw_ahead(self) -> Any:
+    def draw_ahead(self) -> Drawn:
         """This rank's next index, or its indices of the next batch, for whatever step; None if none are left."""
         return self._drawn(self._open.draw_ahead())
 
@@ -265,7 +276,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     # ----
 
-    def _drawn(self, position: int | list[int] | None) -> Any:
+    def _drawn(self, position: int | list[int] | None) -> Drawn:
         if position is None:
             self._has_given_all = True
             return None
@@ -315,12 +326,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if self._follower is None and (self.num_replicas, self.rank) != (context.size, context.rank):
             self.reset()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Progress:
         """Epoch and progress, the same on all ranks."""
-        state = {"epoch": self.epoch, "processed_num": self.processed_num}
-        return {**state, "given_back": list(self._open.given_back)} if self._open.given_back else state
+        state: Progress = {"epoch": self.epoch, "processed_num": self.processed_num}
+        if self._open.given_back:
+            state["given_back"] = list(self._open.given_back)
+        return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Progress) -> None:
         """Goes on there, in the present world; an iteration over the same epoch goes on, too."""
         if state_dict["epoch"] != self.epoch:
             self._begin_counting()
@@ -343,7 +356,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         left = self.remaining_indices
         return iter([left[place % len(left)] for place in range(self.rank, self.total_size, self.num_replicas)])
 
-    def _iterator(self) -> Iterator[Any]:
+    def _iterator(self) -> Iterator[Drawn]:
         loader = loader_with_workers()
         if loader is None or loader.begins_pass:
             refuse_second_pass("ElasticSampler", self.epoch, self._has_given_all and self._open.draws_left == 0)
@@ -359,13 +372,13 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self._samples_given + left
 
 
-class _Draws(Iterator[Any]):
+class _Draws(Iterator[Drawn]):
     """Draws until nothing is left; and again if something was given back since."""
 
     def __init__(self, sampler: ElasticSampler):
         self._sampler = sampler
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Drawn:
         drawn = self._sampler.draw()
         if drawn is None:
             raise StopIteration

@@ -3,18 +3,19 @@
 import gc
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from ringtrain.elastic.likeness import is_made_of
 from ringtrain.errors import InvalidArgumentError
 
+Schedule: TypeAlias = torch.optim.lr_scheduler.LRScheduler
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.dtype, torch.device)
 _OF_ALL_SCHEDULES = {"optimizer", "last_epoch"}
 
 
-def schedules_of(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[Any]) -> dict[str, Any]:
+def schedules_of(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[object]) -> dict[str, Schedule]:
     """The schedules of some optimizers, under names that are the same on all ranks.
 
     Those that are part of another one, as of a ``SequentialLR``, go with that.
@@ -40,7 +41,7 @@ def schedules_of(optimizers: Mapping[str, torch.optim.Optimizer], given: Collect
     return dict(found)
 
 
-def _named(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[Any]) -> list[tuple[str, Any]]:
+def _named(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[object]) -> list[tuple[str, Schedule]]:
     names = {id(optimizer): name for name, optimizer in optimizers.items()}
     there = [each for each in _referring_to(*optimizers.values()) if id(each.__dict__.get("optimizer")) in names]
     parts = {id(part) for each in (*there, *given) for part in _held_by(each)} | {id(each) for each in given}
@@ -48,7 +49,7 @@ def _named(optimizers: Mapping[str, torch.optim.Optimizer], given: Collection[An
     return [(f"{type(each).__name__} of {names[id(each.__dict__['optimizer'])]}", each) for each in alone]
 
 
-def _referring_to(*optimizers: torch.optim.Optimizer) -> list[Any]:
+def _referring_to(*optimizers: torch.optim.Optimizer) -> list[Schedule]:
     """The schedules with such an attribute.
 
     The other ranks wait meanwhile. There are 300,000 objects where torch is loaded, through which the collector looks
@@ -60,15 +61,15 @@ def _referring_to(*optimizers: torch.optim.Optimizer) -> list[Any]:
     return list({id(each): each for each in (*referrers, *owners) if _is_schedule(each)}.values())
 
 
-def _is_schedule(value: Any) -> bool:
+def _is_schedule(value: object) -> bool:
     return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)  # an instance may be a proxy, which would act
 
 
-def _held_by(schedule: Any) -> list[Any]:
+def _held_by(schedule: object) -> list[object]:
     values = list(getattr(schedule, "__dict__", {}).values())
     return [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Whether a state has values alone, which another process may take over, and no objects of the script's."""
     return is_made_of(lambda each: isinstance(each, _PLAIN), value)

@@ -16,7 +16,7 @@ from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
-from ringtrain.torch.modes.base import mode_of
+from ringtrain.torch.modes.base import State, mode_of
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
@@ -70,7 +70,7 @@ class ModelStateHandler(StateHandler):
         broadcast_parameters(self.value, root_rank=0)
 
 
-def _own_copies(saved: Any) -> Any:
+def _own_copies(saved: State) -> State:
     """The ``state_dict``, with copies of what modules may keep when they take it over, and change; of tensors they take values."""
     given = copy.copy(saved)
     for key in [key for key, value in saved.items() if is_added(key, value)]:
@@ -81,7 +81,7 @@ def _own_copies(saved: Any) -> Any:
 class OptimizerStateHandler(StateHandler):
     """State and options of an optimizer, distributed or not. Gradients are not kept: a step begins anew."""
 
-    def __init__(self, value: Any):
+    def __init__(self, value: torch.optim.Optimizer):
         if mode_of(value) is not None:
             check_needs(value.mode.columns, {"elastic": True}, "State")
         super().__init__(value)
@@ -166,7 +166,9 @@ class TorchState(ObjectState):
     _handlers: dict[str, StateHandler]
     _rows: CommittedRows
 
-    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any):
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: object
+    ):
         given = {
             **kwargs,
             **{name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None},
@@ -189,7 +191,7 @@ class TorchState(ObjectState):
         if optimizer is None:
             self.__dict__.setdefault("optimizer", None)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         handler = self._handlers.get(name)
         if handler is not None and value is not handler.value:
             handler.set_value(value)
@@ -234,12 +236,12 @@ class TorchState(ObjectState):
         )
 
 
-def _elastic_parts(values: Mapping[str, Any]) -> list[Part]:
+def _elastic_parts(values: Mapping[str, object]) -> list[Part]:
     """Tables whose rows come and go with ranks."""
     return [part for part in parts_of(values) if part.table.is_elastic]
 
 
-def _handler_of(value: Any) -> StateHandler | None:
+def _handler_of(value: object) -> StateHandler | None:
     """What keeps a value that is no plain object; None for one that is."""
     for kind, handler in _registry:
         if isinstance(value, kind):

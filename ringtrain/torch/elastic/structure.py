@@ -1,7 +1,7 @@
 """What an optimizer trains: which parameters are frozen, and those groups that it was given while it trained."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -38,7 +38,7 @@ def structure_of(
 
 
 def take_structure(
-    structure: Sequence[Any],
+    structure: Structure | list,
     modules: Mapping[str, torch.nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     counts: Mapping[str, int],

@@ -1,6 +1,6 @@
 """How a rank takes a value over from rank 0: modules, optimizers and what has a ``state_dict`` keep their identity."""
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -10,13 +10,16 @@ from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state, is_added
 from ringtrain.torch.shards import Shard
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
-def keeps_identity(value: Any) -> bool:
+
+def keeps_identity(value: object) -> TypeGuard["Stateful"]:
     """Whether a value can take a state over; else another object takes its place."""
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def outline_of(name: str, value: Any) -> dict[str, str]:
+def outline_of(name: str, value: object) -> dict[str, str]:
     """What a value must be on each rank that takes it over, by the names of its parts; rows of shards are each rank's own."""
     if isinstance(value, torch.nn.Module):
         tensors = {key: each for key, each in value.state_dict().items() if not is_added(key, each)}
@@ -35,7 +38,7 @@ def outline_of(name: str, value: Any) -> dict[str, str]:
     return {name: type(value).__name__}
 
 
-def take_over(value: Any, has_it: bool = False) -> None:
+def take_over(value: "Stateful", has_it: bool = False) -> None:
     """Gives a value the state that rank 0's has. To be called on all ranks.
 
     Args:
@@ -50,6 +53,6 @@ def take_over(value: Any, has_it: bool = False) -> None:
         take_state_dict(value)
 
 
-def take_state_dict(value: Any) -> None:
+def take_state_dict(value: "Stateful") -> None:
     """Gives anything with a ``state_dict`` that of rank 0."""
     value.load_state_dict(broadcast_object(value.state_dict(), 0, "ringtrain.elastic.state_dict"))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,11 +45,15 @@ from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
-from ringtrain.torch.hooks import others
+from ringtrain.torch.hooks import Owner, others
 from ringtrain.torch.modes.adasum import AdasumMode
+from ringtrain.torch.modes.base import State as Kept
 from ringtrain.torch.modes.base import mode_of
 from ringtrain.torch.modes.synchronous import SynchronousMode
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, load_parts, parts_of, save_parts
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 _OBJECTS = "ringtrain.elastic.objects"
 _ROWS = "ringtrain.elastic.rows"
@@ -105,13 +109,13 @@ class TransparentState(LosslessState):
 
     def __init__(
         self,
-        model: Any = None,
-        optimizer: Any = None,
-        sampler: Any = None,
-        schedule: Any = None,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        sampler: ElasticSampler | None = None,
+        schedule: "Stateful | None" = None,
         *,
         process_sets: Rule | None = None,
-        **objects: Any,
+        **objects: object,
     ):
         super().__init__(objects, process_sets)
         objects |= checked_progress({name: objects[name] for name in ("epoch", "step") if name in objects})
@@ -281,7 +285,7 @@ class TransparentState(LosslessState):
             ) from problem
 
     @staticmethod
-    def _load(value: Any, kept: Any, has_tables: bool) -> None:
+    def _load(value: "Stateful", kept: Kept, has_tables: bool) -> None:
         if isinstance(value, torch.optim.Optimizer):
             set_state(value, on_devices(value, kept))
         elif isinstance(value, torch.nn.Module) and has_tables:
@@ -369,7 +373,7 @@ class TransparentState(LosslessState):
             if current().rank == 0:
                 logger.warning("save_every: the state behind step %d could not be written: %s", self.step, problem)
 
-    def _values(self, rows: Path | None) -> dict[str, Any]:
+    def _values(self, rows: Path | None) -> dict[str, object]:
         values = {name: getattr(self, name) for name in (*self._stateful, *self._plain)}
         optimizers = {name: state_of(each) for name, each in values.items() if isinstance(each, torch.optim.Optimizer)}
         others = {name: _state_dict(values[name]) for name in self._stateful if name not in optimizers}
@@ -380,7 +384,9 @@ class TransparentState(LosslessState):
 class _Training:
     """What the transaction of a state goes on with; it owns nothing."""
 
-    def __init__(self, state: TransparentState, samplers: list[ElasticSampler], optimizers: list[Any]):
+    def __init__(
+        self, state: TransparentState, samplers: list[ElasticSampler], optimizers: list[torch.optim.Optimizer]
+    ):
         self._state = state
         self.samplers = samplers
         self._optimizers = optimizers
@@ -506,12 +512,12 @@ def _of_rank_0(answer: tuple[int, int]) -> tuple[int, int]:
     return due, next_look
 
 
-def _state_dict(value: Any) -> dict[str, Any]:
+def _state_dict(value: "Stateful") -> dict[str, object]:
     """What is the same on all ranks."""
     return dense_state_dict(value) if isinstance(value, torch.nn.Module) else value.state_dict()
 
 
-def _check_schedule(schedule: Any) -> None:
+def _check_schedule(schedule: object) -> None:
     if schedule is not None and not keeps_identity(schedule):
         raise TypeError(
             "elastic.State: schedule must have state_dict and load_state_dict, as those of torch.optim.lr_scheduler have, but is a "
@@ -522,7 +528,7 @@ def _check_schedule(schedule: Any) -> None:
 Surviving = SynchronousMode | AdasumMode
 
 
-def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
+def _distributed_optimizers(values: Iterable[object]) -> list[torch.optim.Optimizer]:
     found = [value for value in values if mode_of(value) is not None]
     if not found:
         raise InvalidArgumentError(
@@ -531,7 +537,7 @@ def _distributed_optimizers(values: Iterable[Any]) -> list[Any]:
     return found
 
 
-def _refuse_foreign_parameters(optimizers: list[Any], values: Iterable[Any]) -> None:
+def _refuse_foreign_parameters(optimizers: list[torch.optim.Optimizer], values: Iterable[object]) -> None:
     """Of a model that is left out ranks would keep what they have made, each its own."""
     modules = [value for value in values if isinstance(value, torch.nn.Module)]
     known = {id(each) for module in modules for each in module.parameters()}
@@ -545,7 +551,7 @@ def _refuse_foreign_parameters(optimizers: list[Any], values: Iterable[Any]) -> 
         )
 
 
-def _checked_modes(optimizers: list[Any]) -> list[Surviving]:
+def _checked_modes(optimizers: list[torch.optim.Optimizer]) -> list[Surviving]:
     modes = [_checked_mode(each) for each in optimizers]
     if _left_out(modes):
         gc.collect()  # one that was wrapped before, and is in use no more
@@ -563,7 +569,7 @@ def _checked_modes(optimizers: list[Any]) -> list[Surviving]:
     return modes
 
 
-def _let_train(tables: list[Any], optimizers: list[Any]) -> None:
+def _let_train(tables: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
     """Has tables' rows trained by that of the optimizers that has them; none may, if they are frozen."""
     for optimizer in optimizers:
         trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -582,11 +588,11 @@ def _rows_of(mode: SynchronousMode) -> RowGradients:
     return found
 
 
-def _left_out(modes: list[Surviving]) -> list[Any]:
+def _left_out(modes: list[Surviving]) -> list[Owner]:
     return [each for each in others(modes[0]) if each not in modes]
 
 
-def _checked_mode(optimizer: Any) -> Surviving:
+def _checked_mode(optimizer: torch.optim.Optimizer) -> Surviving:
     require_all_ranks("DistributedOptimizer", optimizer.process_set, "TorchState")
     mode: Any = mode_of(optimizer)
     check_needs(optimizer.mode.columns, {"elastic.State": True}, "elastic.State")

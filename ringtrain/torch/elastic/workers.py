@@ -22,6 +22,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ringtrain.errors import UnsupportedError
 
+Drawn = Any  # an index, or the indices of a batch; None if there are none left
+
 
 class Source(Protocol):
     """What is drawn from: a sampler."""
@@ -34,7 +36,7 @@ class Source(Protocol):
     def begin_ahead(self) -> None:
         """Begins to draw for later steps; what was drawn so before is given up."""
 
-    def draw_ahead(self) -> Any:
+    def draw_ahead(self) -> Drawn:
         """The next index, or the indices of a batch, for whatever step; None if there are none left."""
 
     def take(self, count: int) -> None:
@@ -53,7 +55,7 @@ class LoaderWithWorkers(NamedTuple):
         return not (isinstance(self.iterator, FollowedIterator) and self.iterator._restarts)
 
 
-class DrawsAhead(Iterator[Any]):
+class DrawsAhead(Iterator[Drawn]):
     """What a loader draws in one dealing, and how much of it the script has taken.
 
     Args:
@@ -69,7 +71,7 @@ class DrawsAhead(Iterator[Any]):
         self._sizes: Counter[int] = Counter()  # draws, by the number of a batch that is drawn and not taken
         self._taken = 0  # batches
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Drawn:
         iterator = self._iterator()
         drawn = None if self.is_over or iterator is None else self._source.draw_ahead()
         if drawn is None or iterator is None:
@@ -100,7 +102,7 @@ class FollowedIterator(_MultiProcessingDataLoaderIter):
     _draws: DrawsAhead
     _restarts = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._draws.before_batch()
         if self._draws.is_over:
             self._withdraw()

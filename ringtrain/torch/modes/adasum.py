@@ -10,7 +10,6 @@ over those that are left if not all come to hold it.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
-from ringtrain.torch.hooks import dismiss, enlist
+from ringtrain.torch.hooks import Owner, dismiss, enlist
 from ringtrain.torch.modes.base import AroundSteps
 from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.replica import StepComparison
@@ -66,11 +65,11 @@ class AdasumMode(AroundSteps):
         enlist(self)
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: Wrapping) -> "AdasumMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: Wrapping) -> "AdasumMode":
         """Over all ranks of the process set."""
         return cls(wrapping.compressor, wrapping.process_set, wrapping.mode.compares)
 
-    def attach(self, optimizer: Any) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Around its steps, which compare what ranks have of it; not where these survive a change of the world."""
         if self._compares:
             self._comparison = StepComparison(optimizer, self._session, self._number)
@@ -91,7 +90,7 @@ class AdasumMode(AroundSteps):
         """The rank that it acts for, in the current epoch."""
         return self._session.context
 
-    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
+    def release(self, parameters: set[torch.Tensor], owner: Owner) -> None:
         """Has nothing to leave to an optimizer that was made later: there are no hooks."""
 
     # ---- steps that survive a change of the world ----
@@ -128,7 +127,7 @@ class AdasumMode(AroundSteps):
 
     @eager
     @torch.no_grad()
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> None:
         """Remembers the parameters. Where a ``GradScaler`` found an infinity, this step shall change nothing."""
         self._session.follow()
         self._parameters = [
@@ -149,7 +148,7 @@ class AdasumMode(AroundSteps):
 
     @eager
     @torch.no_grad()
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Replaces this rank's changes by the Adasum of all ranks'. On an error the step is undone."""
         self._scaler.after_step()
         comparison = self._comparison if self._guard is None else None

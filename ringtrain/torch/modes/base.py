@@ -5,9 +5,10 @@ gets it with each call.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ringtrain._training.session import NewWorld
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ringtrain.torch.modes.wrapping import Wrapping
 
 State = dict[str, Any]
+Arguments = tuple[tuple, dict[str, object]]  # of a step
 
 
 class OptimizerMode:
@@ -39,7 +41,7 @@ class OptimizerMode:
     # ---- where it begins and ends ----
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: "Wrapping") -> "OptimizerMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: "Wrapping") -> "OptimizerMode":
         """Makes the one of an optimizer; on all ranks together."""
         raise NotImplementedError
 
@@ -49,11 +51,11 @@ class OptimizerMode:
         return False
 
     @staticmethod
-    def traits(optimizer: Any, user_class: type) -> dict[str, bool]:
+    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, bool]:
         """What it asks of an optimizer of that class, by keys of ``needs.TRAITS``."""
         return {}
 
-    def attach(self, optimizer: Any) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Puts itself around the optimizer's steps."""
 
     def close(self) -> None:
@@ -62,7 +64,7 @@ class OptimizerMode:
     def check_new_group(self) -> None:
         """Raises the error that says why parameters cannot be added."""
 
-    def note_hook(self, optimizer: Any) -> None:
+    def note_hook(self, optimizer: torch.optim.Optimizer) -> None:
         """The user has registered a hook before steps."""
 
     def add(self, names: Mapping[torch.Tensor, str]) -> None:
@@ -74,7 +76,7 @@ class OptimizerMode:
         """The place among the optimizers of this rank in which they enter a new world; None for one that enters none."""
         return None
 
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> "tuple[OptimizerMode, ...]":
         """The modes that enter a world with it: itself, or those that it has made."""
         return (self,)
 
@@ -86,14 +88,14 @@ class OptimizerMode:
     def set_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes whose gradients are summed here, between two steps."""
 
-    def silence(self) -> Any:
+    def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""
         return _nothing()
 
-    def synchronize(self, optimizer: Any) -> None:
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Returns when all ranks have what they are going to step with, or, between steps, the same parameters."""
 
-    def skip(self) -> Any:
+    def skip(self) -> AbstractContextManager[None]:
         """A block in which a step takes the gradients as they are, because ``synchronize`` was called before."""
         if self.refuses_skip:
             raise InvalidArgumentError(f"skip_synchronize: {self.refuses_skip}")
@@ -110,10 +112,10 @@ class OptimizerMode:
         """
         return by_itself
 
-    def flush(self, optimizer: Any) -> None:
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies what is on its way, between two steps."""
 
-    def join(self, optimizer: Any) -> None:
+    def join(self, optimizer: torch.optim.Optimizer) -> None:
         """This rank has no more data."""
         if self.refuses_join:
             raise InvalidArgumentError(self.refuses_join)
@@ -129,29 +131,29 @@ class OptimizerMode:
 
     # ---- what is saved ----
 
-    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+    def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's ``state_dict``, and what belongs to the mode."""
         return of_user()
 
-    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+    def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's ``load_state_dict``, and the mode's."""
         of_user(state)
 
-    def common_state(self, optimizer: Any) -> Any:
+    def common_state(self, optimizer: torch.optim.Optimizer) -> State | None:
         """What a rank that takes over the optimizer's state needs beside; the same on all ranks. None if there is nothing."""
         return None
 
-    def take_common_state(self, optimizer: Any, state: Any) -> None:
+    def take_common_state(self, optimizer: torch.optim.Optimizer, state: State | None) -> None:
         """Goes on with what ``common_state`` has returned, on all ranks."""
 
     def gather_state(self, to: int | None) -> None:
         """Makes the optimizer's state whole on one rank, or on all with None; on all ranks together."""
 
-    def sharded_state(self, optimizer: Any) -> State | None:
+    def sharded_state(self, optimizer: torch.optim.Optimizer) -> State | None:
         """This rank's share of the state, as ``torch.distributed.checkpoint`` takes it; None where each rank has all of it."""
         return None
 
-    def load_sharded_state(self, optimizer: Any, state: State) -> None:
+    def load_sharded_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Goes on with it."""
 
     def share_with(self, root: int) -> None:
@@ -167,7 +169,7 @@ class OptimizerMode:
         """What compression has lost, the same on all ranks; collective."""
         return {}
 
-    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+    def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Goes on with it."""
 
 
@@ -192,9 +194,9 @@ class AroundSteps(OptimizerMode):
 
     begins_first = True
     ends_first = True
-    _handles: tuple[Any, ...] = ()
+    _handles: tuple[torch.utils.hooks.RemovableHandle, ...] = ()
 
-    def attach(self, optimizer: Any) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """By hooks rather than an override of step(): a scheduler made before has put its own step() on the object."""
         before, after = optimizer.register_step_pre_hook(_before_step), optimizer.register_step_post_hook(_after_step)
         if self.begins_first:
@@ -208,7 +210,7 @@ class AroundSteps(OptimizerMode):
         for handle in self._handles:
             handle.remove()
 
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> Arguments | None:
         """Before every ``step()``; ``args`` starts with the optimizer itself, and a closure may follow.
 
         Returns:
@@ -216,7 +218,7 @@ class AroundSteps(OptimizerMode):
         """
         raise NotImplementedError
 
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After every ``step()`` that did not fail."""
         raise NotImplementedError
 
@@ -237,30 +239,30 @@ class AroundSteps(OptimizerMode):
         feedback = self._feedback()
         return {} if feedback is None else feedback.of_all_ranks()
 
-    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+    def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Goes on with it."""
         feedback = self._feedback()
         if feedback is not None:
             feedback.load(state)
 
 
-def mode_of(optimizer: Any) -> OptimizerMode | None:
+def mode_of(optimizer: object) -> OptimizerMode | None:
     """The mode of a distributed optimizer; None for any other object."""
     found = getattr(optimizer, "_mode", None)
     return found if isinstance(found, OptimizerMode) else None
 
 
-def closure_of(args: tuple, kwargs: Mapping[str, Any]) -> Any:
+def closure_of(args: tuple, kwargs: Mapping[str, object]) -> Any:
     """The closure that a step was called with; None without one."""
     return args[1] if len(args) > 1 else kwargs.get("closure")
 
 
-def _before_step(optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> Arguments | None:
     mode = getattr(optimizer, "_mode", None)
     return mode.before_step(optimizer, args, kwargs) if isinstance(mode, AroundSteps) else None
 
 
-def _after_step(optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> None:
     mode = getattr(optimizer, "_mode", None)
     if isinstance(mode, AroundSteps):
         mode.after_step(optimizer)

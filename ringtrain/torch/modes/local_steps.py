@@ -5,8 +5,8 @@ steps, at the beginning or within a host, are those of a ``SynchronousMode``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,11 +18,13 @@ from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.modes.base import AroundSteps, State
+from ringtrain.torch.modes.base import Arguments, AroundSteps, OptimizerMode, State
 from ringtrain.torch.modes.synchronous import SynchronousMode
 from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.replica import CALLED, settings_of
 from ringtrain.torch.scaling import HeededScaler
+
+_Array = TypeVar("_Array")
 
 
 def _shared(name: str, tensor: torch.Tensor, is_parameter: bool) -> Shared:
@@ -56,7 +58,7 @@ class LocalStepsMode(AroundSteps):
         self._exact: SynchronousMode | None = None
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: Wrapping) -> "LocalStepsMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: Wrapping) -> "LocalStepsMode":
         """Ranks hear here whether they have described it alike."""
         mode: LocalSteps = wrapping.mode
         process_set = wrapping.process_set
@@ -79,7 +81,7 @@ class LocalStepsMode(AroundSteps):
         """The outer optimizer changes a worker's steps."""
         return described.outer is not None
 
-    def attach(self, optimizer: Any) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Around the steps of the exact mode, which has no hooks of its own."""
         self._exact = self._make_exact(self._warms_up)
         super().attach(optimizer)
@@ -101,7 +103,7 @@ class LocalStepsMode(AroundSteps):
         """That of the worker, which is made first."""
         return self._worker.number
 
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[OptimizerMode, ...]:
         """The exact mode."""
         return () if self._exact is None else (self._exact,)
 
@@ -116,7 +118,7 @@ class LocalStepsMode(AroundSteps):
         if self._exact is not None:
             self._exact.set_passes_per_step(passes)
 
-    def silence(self) -> Any:
+    def silence(self) -> AbstractContextManager[None]:
         """Of exact steps."""
         return nullcontext() if self._exact is None else self._exact.silence()
 
@@ -134,7 +136,7 @@ class LocalStepsMode(AroundSteps):
     # ---- steps ----
 
     @eager
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> Arguments | None:
         """Before the user's step: the common copy has what that is going to change."""
         changed = None if self._exact is None else self._exact.before_step(optimizer, args, kwargs)
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -146,7 +148,7 @@ class LocalStepsMode(AroundSteps):
         return changed
 
     @eager
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """After it: counts it, and averages where a period ends."""
         self._scaler.after_step()
         if self._exact is not None:
@@ -161,21 +163,21 @@ class LocalStepsMode(AroundSteps):
             super().count(items, of_sums)
         self._worker.period.count_samples(items)
 
-    def synchronize(self, optimizer: Any) -> None:
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages now; in exact steps all ranks are equal anyway."""
         if not self._warms_up:
             self._worker.before_step(self._shared(optimizer))
             self._worker.synchronize()
             self._release()
 
-    def join(self, optimizer: Any) -> None:
+    def join(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages with the others until all ranks have called this."""
         require_local(self._worker)
         self._worker.before_step(self._shared(optimizer))
         self._worker.join()
         self._release()
 
-    def _shared(self, optimizer: Any) -> Iterator[Shared]:
+    def _shared(self, optimizer: torch.optim.Optimizer) -> Iterator[Shared]:
         """What training changes: parameters that are not frozen, whether or not they have a gradient, and buffers."""
         names = optimizer._parameter_names
         for group in optimizer.param_groups:
@@ -191,7 +193,7 @@ class LocalStepsMode(AroundSteps):
         frozen = {shared for parameter, shared in self._parameters.items() if not parameter.requires_grad}
         self._worker.release(lambda shared: shared not in frozen)
 
-    def _enter_phase(self, optimizer: Any) -> None:
+    def _enter_phase(self, optimizer: torch.optim.Optimizer) -> None:
         """After the last exact step of the beginning, and after a checkpoint from the other side of it: changes the exact mode."""
         warms_up = self._worker.period.warms_up
         if warms_up != self._warms_up:
@@ -202,7 +204,7 @@ class LocalStepsMode(AroundSteps):
 
     # ---- checkpoints ----
 
-    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+    def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's, and under ``local_steps`` what the next synchronisation needs.
 
         To be saved by each rank, or by one after ``synchronize()``. An optimizer without local steps loads it too.
@@ -210,7 +212,7 @@ class LocalStepsMode(AroundSteps):
         own = of_user() if self._exact is None else self._exact.state_dict(optimizer, of_user)
         return {**own, "local_steps": self._state()}
 
-    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+    def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's; all ranks call it. Without ``local_steps`` in it a period begins."""
         if self._exact is None:
             of_user(state)
@@ -218,11 +220,11 @@ class LocalStepsMode(AroundSteps):
             self._exact.load_state_dict(optimizer, of_user, state)
         self.take_common_state(optimizer, state.get("local_steps"))
 
-    def common_state(self, optimizer: Any) -> Any:
+    def common_state(self, optimizer: torch.optim.Optimizer) -> State | None:
         """What the next synchronisation needs."""
         return self._state()
 
-    def take_common_state(self, optimizer: Any, state: Any) -> None:
+    def take_common_state(self, optimizer: torch.optim.Optimizer, state: State | None) -> None:
         """Goes on with it; None if the state is of an optimizer without local steps."""
         self._worker.load(_converted(state, torch.Tensor, lambda values: values.cpu().numpy()))
         self._enter_phase(optimizer)
@@ -243,7 +245,7 @@ class LocalStepsMode(AroundSteps):
         )
 
 
-def _converted(state: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+def _converted(state: object, kind: type[_Array], convert: Callable[[_Array], object]) -> Any:
     """A state with its arrays, however deep they lie, in another form."""
     if isinstance(state, Mapping):
         return {name: _converted(value, kind, convert) for name, value in state.items()}

@@ -18,6 +18,7 @@ from ringtrain._runtime.context import Context
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.feedback import Feedback
 from ringtrain._training.late import Flight, Late, check_shape
+from ringtrain._training.mode import Mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.presence import DENSE, FROZEN, MISSING, is_there
 from ringtrain._training.rounds import Rounds, Stage
@@ -57,12 +58,12 @@ class OneStepLateMode(AroundSteps):
         self._session.on_new_world(self._go_on)
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: Wrapping) -> "OneStepLateMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: Wrapping) -> "OneStepLateMode":
         """Over all ranks of the process set."""
         return cls(wrapping.settings(optimizer, wrapping.process_set), wrapping.averages_passes)
 
     @staticmethod
-    def works_alone(described: Any) -> bool:
+    def works_alone(described: Mode) -> bool:
         """One rank's gradients are late, too."""
         return True
 
@@ -92,13 +93,13 @@ class OneStepLateMode(AroundSteps):
 
     # ---- steps ----
 
-    def synchronize(self, optimizer: Any) -> None:
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends this rank's gradients, and puts those that the step is going to apply into their place, to be clipped."""
         if not self._has_exchanged:
             self._exchange(optimizer)
             self._show_late(optimizer)
 
-    def _exchange(self, optimizer: Any, scaler: bool = False) -> None:
+    def _exchange(self, optimizer: torch.optim.Optimizer, scaler: bool = False) -> None:
         """Takes the gradients of the step before, sends those that lie in the parameters, and puts the former there.
 
         Raises:
@@ -113,7 +114,7 @@ class OneStepLateMode(AroundSteps):
             parameter.grad = arrived.get(parameter)
         self._has_exchanged = True
 
-    def _show_late(self, optimizer: Any) -> None:
+    def _show_late(self, optimizer: torch.optim.Optimizer) -> None:
         """A script sees tensors of the same memory, which no ``GradScaler`` unscales: each rank has done that before."""
         for parameter in _trained(optimizer):
             if parameter.grad is not None:
@@ -129,7 +130,7 @@ class OneStepLateMode(AroundSteps):
                 parameter.grad = plain
 
     @eager
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> None:
         """Before the user's step: it applies the gradients of the step before."""
         if closure_of(args, kwargs) is not None:
             check_needs(["OneStepLate"], {"closure": True}, "step")
@@ -152,7 +153,7 @@ class OneStepLateMode(AroundSteps):
             self._late.flight.skips = scaler
 
     @eager
-    def after_step(self, optimizer: Any) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped."""
         if not self._flushes:
             self._has_exchanged = False
@@ -167,7 +168,7 @@ class OneStepLateMode(AroundSteps):
         """True has ``GradScaler`` call ``step()`` where it found an infinity, too: what is applied is of the step before."""
         return True
 
-    def flush(self, optimizer: Any) -> None:
+    def flush(self, optimizer: torch.optim.Optimizer) -> None:
         """Applies the gradients that are left; the next step has nothing to apply, as the first one."""
         self._session.follow()
         self._arrive()
@@ -187,7 +188,7 @@ class OneStepLateMode(AroundSteps):
 
     # ---- the way out ----
 
-    def _send(self, optimizer: Any, trained: Sequence[torch.Tensor], scaler: bool) -> None:
+    def _send(self, optimizer: torch.optim.Optimizer, trained: Sequence[torch.Tensor], scaler: bool) -> None:
         names = optimizer._parameter_names
         self._listed = lambda: [Parameter(names[parameter]) for parameter in trained]
         own = bytes(
@@ -241,7 +242,7 @@ class OneStepLateMode(AroundSteps):
 
     # ---- what is saved ----
 
-    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+    def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's, and under ``delayed`` the gradients that the next step applies, by name.
 
         They are the same on all ranks, so any may save it, at any step, and a world of any size go on with it.
@@ -249,7 +250,7 @@ class OneStepLateMode(AroundSteps):
         state = state_with_losses(of_user(), self._feedback() if self.context.usable else None)
         return {**state, "delayed": self.common_state(optimizer)}
 
-    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+    def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's; all ranks call it. Without ``delayed`` in it the next step applies nothing."""
         self.take_common_state(optimizer, state.get("delayed"))
         of_user(state)
@@ -257,14 +258,14 @@ class OneStepLateMode(AroundSteps):
         if feedback is not None:
             feedback.take(state.get("compression"))
 
-    def common_state(self, optimizer: Any) -> Any:
+    def common_state(self, optimizer: torch.optim.Optimizer) -> State | None:
         """The gradients that the next step applies, by name; the same on all ranks. Waits for them."""
         self._session.follow()
         self._arrive()
         names = optimizer._parameter_names
         return {names[parameter]: gradient.clone() for parameter, gradient in self._late.arrived.items()}
 
-    def take_common_state(self, optimizer: Any, state: Any) -> None:
+    def take_common_state(self, optimizer: torch.optim.Optimizer, state: State | None) -> None:
         """Goes on with what ``common_state`` has returned; None: the next step has nothing to apply.
 
         Raises:
@@ -293,7 +294,7 @@ class OneStepLateMode(AroundSteps):
         return self._losses()
 
 
-def _trained(optimizer: Any) -> list[torch.Tensor]:
+def _trained(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -327,7 +328,7 @@ class LateGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Callable, types: Sequence[type], args: Sequence = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         if func is torch._amp_foreach_non_finite_check_and_unscale_:
             _refuse_scaled()

@@ -1,7 +1,6 @@
 """Buckets of ``ShardedStep``: sums of gradients on their way to the ranks that update with them, and new values on their way back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -112,7 +111,7 @@ class SharedBucket(Group):
             return problem
         return None
 
-    def release(self, _: Any = None) -> None:
+    def release(self, _: object = None) -> None:
         """Gives the sums to this rank's parts."""
         for member in self._came:
             self._sent_of(member).take(self._sums)

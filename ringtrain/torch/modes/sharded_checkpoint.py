@@ -4,13 +4,17 @@ Names, shapes and places are those of the whole state, as torch names it. So a c
 and by an optimizer that has all of its state.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 
 import torch
 
 from ringtrain._training.shares import Box, Piece, boxes
 from ringtrain.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 
 class StateShard(torch.Tensor):
@@ -33,29 +37,29 @@ class StateShard(torch.Tensor):
         made.own, made._boxes, made._name = own, boxes(shape, piece.first, piece.last), name
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
         """Without elements."""
         return f"StateShard('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype}, elements={len(self.own)})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise UnsupportedError(_refusal(self._name, "a copy or a pickle"))
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls, func: Callable, types: Sequence[type], args: Sequence = (), kwargs: dict[str, object] | None = None
+    ) -> NoReturn:
         given = [each for value in args for each in (value if isinstance(value, (list, tuple)) else [value])]
         name = next((each._name for each in given if isinstance(each, StateShard)), "")
         raise UnsupportedError(_refusal(name, str(func)))
 
     # ---- what torch.distributed.checkpoint asks tensors for that are shared out ----
 
-    def __create_chunk_list__(self) -> list[Any]:
+    def __create_chunk_list__(self) -> "list[ChunkStorageMetadata]":
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in self._boxes]
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[Any]:
+    def __create_write_items__(self, fqn: str, _: object) -> "list[WriteItem]":
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -68,7 +72,7 @@ class StateShard(torch.Tensor):
             for chunk in self.__create_chunk_list__()
         ]  # fmt: skip
 
-    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+    def __get_tensor_shard__(self, index: "MetadataIndex") -> torch.Tensor:
         at = 0
         for box in self._boxes:
             if box.offsets == tuple(index.offset):

@@ -6,7 +6,7 @@ finite, are those of all ranks, which ask together; factors and limits are appli
 
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,10 @@ from ringtrain._binding.buffers import as_buffer
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece
 from ringtrain.errors import UnsupportedError
+from ringtrain.torch.modes.base import State
 from ringtrain.torch.modes.sharded_checkpoint import StateShard
 
-_aten: Any = torch.ops.aten
+_aten = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
 _ZEROING = {_aten.zero_.default, _aten._foreach_zero_.default}
 _NORMS = {_aten.linalg_vector_norm.default, _aten._foreach_norm.Scalar}
@@ -46,7 +47,7 @@ class SentGradient(torch.Tensor):
     _of_all: "SentGradients"
     _norms: dict[float, torch.Tensor]  # by order
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
         """Without elements."""
         return f"SentGradient('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
@@ -86,17 +87,17 @@ class SentGradient(torch.Tensor):
 
     # ---- the optimizer's state ----
 
-    def part_of(self, value: Any) -> Any:
+    def part_of(self, value: object) -> object:
         """Its part of a value of the parameter's state: of the elements, where that has some for each, else all of it."""
         if not isinstance(value, torch.Tensor):
             return value
         return (self._cut(value.detach()) if value.shape == self.parameter.shape else value.detach()).clone()
 
-    def own_state(self, state: dict[Any, dict[str, Any]]) -> tuple[Piece, dict[str, Any]] | None:
+    def own_state(self, state: dict[torch.Tensor, State]) -> tuple[Piece, State] | None:
         """The part's, with its place; None where there is none."""
         return None if self.part not in state else (self._piece, dict(state[self.part]))
 
-    def shards_of(self, name: str, state: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    def shards_of(self, name: str, state: dict[torch.Tensor, State]) -> State:
         """The part's, of which values with an element for each of the parameter's are shards of the whole ones."""
         assert self.part is not None
         return {
@@ -104,11 +105,11 @@ class SentGradient(torch.Tensor):
             for key, value in state[self.part].items()
         }
 
-    def take_shards(self, values: dict[str, Any]) -> dict[str, Any]:
+    def take_shards(self, values: State) -> State:
         """The part's state of such shards, or of whole values."""
         return {key: each.own if isinstance(each, StateShard) else self.part_of(each) for key, each in values.items()}
 
-    def put_together(self, whole: dict[str, Any], piece: Piece, part: dict[str, Any]) -> None:
+    def put_together(self, whole: State, piece: Piece, part: State) -> None:
         """Adds what a rank has of the state to that of the parameter."""
         for key, value in part.items():
             if _fits(value, piece):
@@ -122,7 +123,7 @@ class SentGradient(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        cls, func: Callable, types: Sequence[type], args: Sequence = (), kwargs: dict[str, object] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         target, others = args[0], [*args[1:], *kwargs.values()]
@@ -202,7 +203,7 @@ class SentGradients:
         return [float(each) for each in own]
 
 
-def _fits(value: Any, piece: Piece) -> bool:
+def _fits(value: object, piece: Piece) -> bool:
     """Whether a value of a part's state has an element for each of the part's."""
     return isinstance(value, torch.Tensor) and value.shape == (piece.last - piece.first,)
 
@@ -218,7 +219,7 @@ def _values_of(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield each.part.grad
 
 
-def _has_elements(value: Any) -> bool:
+def _has_elements(value: object) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
@@ -237,7 +238,7 @@ def _zero(tensor: torch.Tensor) -> None:
         tensor.zero_()
 
 
-def _refusal(sent: Sequence[SentGradient], func: Any) -> str:
+def _refusal(sent: Sequence[SentGradient], func: Callable) -> str:
     name = sent[0]._name if sent else ""
     return (
         f"gradient of '{name}': expected nobody to use its elements after backward() with ShardedStep, since each rank has a "

@@ -7,7 +7,6 @@ that optimizers of any kind, on any number of ranks, load.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -15,10 +14,11 @@ from ringtrain._runtime.objects import allgather_object
 from ringtrain._training.adapter.checks import named_ranks
 from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.torch.modes.base import State
 from ringtrain.torch.modes.sharded_buckets import SharedBucket
 from ringtrain.torch.modes.sharded_gradients import SentGradient
 
-_State = dict[Any, dict[str, Any]]
+_State = dict[torch.Tensor, State]
 
 
 class SharedState:
@@ -34,7 +34,13 @@ class SharedState:
         is_whole: whether the state belongs to the parameters, and not to parts of them.
     """
 
-    def __init__(self, optimizer: Callable[[], Any], session: Session, prefix: str, buckets: Sequence[SharedBucket]):
+    def __init__(
+        self,
+        optimizer: Callable[[], torch.optim.Optimizer],
+        session: Session,
+        prefix: str,
+        buckets: Sequence[SharedBucket],
+    ):
         self._optimizer, self._session, self._prefix, self._buckets = optimizer, session, prefix, buckets
         self._consolidated: _State | None = None
         self.is_whole = True
@@ -63,7 +69,7 @@ class SharedState:
         """Puts the whole state together on rank ``to``, or on all; all ranks call this."""
         if self._is_whole_on(to):
             return
-        state, whole = self._optimizer().state, dict[Any, dict[str, Any]]()
+        state, whole = self._optimizer().state, _State()
         for bucket in self._buckets:
             own = [sent.own_state(state) for sent in bucket.sent]
             for of_rank in allgather_object(own, f"{bucket.name}.state", self._session.process_set):
@@ -117,7 +123,7 @@ class SharedState:
 
     # ---- shard by shard ----
 
-    def shards(self, update: Callable[[Mapping[torch.Tensor, torch.Tensor]], None]) -> dict[str, Any]:
+    def shards(self, update: Callable[[Mapping[torch.Tensor, torch.Tensor]], None]) -> State:
         """This rank's share, by the names of the parameters; that of a first step where there is none yet, to be loaded into.
 
         Args:
@@ -147,7 +153,7 @@ class SharedState:
             if (made := state.pop(stand_ins[each.parameter], None)) is not None:
                 state[each.part] = made
 
-    def take_shards(self, loaded: Mapping[str, Any]) -> None:
+    def take_shards(self, loaded: State) -> None:
         """Goes on with what ``shards`` has returned, and others may have written to; or with whole values under its names.
 
         Raises:
@@ -165,7 +171,7 @@ class SharedState:
             group.update({key: value for key, value in values.items() if key != "params"})
 
 
-def _check_groups(optimizer: Any, loaded: Mapping[str, Any]) -> None:
+def _check_groups(optimizer: torch.optim.Optimizer, loaded: State) -> None:
     names = optimizer._parameter_names
     own = [[names[each] for each in group["params"]] for group in optimizer.param_groups]
     theirs = [list(group["params"]) for group in loaded["param_groups"]]

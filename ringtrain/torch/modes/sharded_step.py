@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -60,7 +59,7 @@ class ShardedStepMode(SynchronousMode):
     )
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: Wrapping) -> "ShardedStepMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: Wrapping) -> "ShardedStepMode":
         """Over all ranks of the process set, in the order in which the user names the parameters."""
         order = {parameter: place for place, parameter in enumerate(wrapping.known or wrapping.names)}
         ordered = {parameter: wrapping.names[parameter] for parameter in sorted(wrapping.names, key=order.__getitem__)}
@@ -68,7 +67,7 @@ class ShardedStepMode(SynchronousMode):
         return cls(wrapping.user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
 
     @staticmethod
-    def traits(optimizer: Any, user_class: type) -> dict[str, bool]:
+    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, bool]:
         """Traits of ``needs`` of an optimizer whose parameters are to be shared out."""
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return {
@@ -103,7 +102,7 @@ class ShardedStepMode(SynchronousMode):
         self._world.unsettled.add(self)
         self._world.serving.add(self)
 
-    def attach(self, optimizer: Any) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Around its steps."""
         self._refer = weakref.ref(optimizer)
         # A thread of the sender may have this mode for a moment longer than the optimizer lives.
@@ -138,14 +137,14 @@ class ShardedStepMode(SynchronousMode):
         for sent in self._gradients.in_place():
             sent.parameter.grad = None
 
-    def note_hook(self, optimizer: Any) -> None:
+    def note_hook(self, optimizer: torch.optim.Optimizer) -> None:
         """The user's hooks come before the update."""
         if self._handles:
             optimizer._optimizer_step_pre_hooks.move_to_end(self._handles[0].id)
 
     # ---- a step ----
 
-    def flush(self, optimizer: Any = None) -> None:
+    def flush(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Returns when the parameters have the values of the last step; on this rank alone, at any time."""
         self._arrivals.wait_for_all()
 
@@ -165,7 +164,7 @@ class ShardedStepMode(SynchronousMode):
             bucket.has_sums = False
 
     @eager
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> None:
         """All of the user's step: it finds no gradients then."""
         if closure_of(args, kwargs) is not None:
             check_needs(["ShardedStep"], {"closure": True}, "step")
@@ -200,14 +199,14 @@ class ShardedStepMode(SynchronousMode):
         for bucket in self._buckets[:1]:
             bucket.require_world(self.settings)
 
-    def _update_share(self, optimizer: Any, bucket: SharedBucket) -> None:
+    def _update_share(self, optimizer: torch.optim.Optimizer, bucket: SharedBucket) -> None:
         """The user's own step, over this rank's parts of one bucket."""
         with torch.no_grad():
             for sent in bucket.sent:
                 sent.read()
         self._step_with(optimizer, {sent.parameter: sent.part for sent in bucket.sent if sent.part is not None})
 
-    def _step_with(self, optimizer: Any, parts: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def _step_with(self, optimizer: torch.optim.Optimizer, parts: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """The user's own step, with parts in place of parameters, and without those that have none."""
         groups = optimizer.param_groups
         optimizer.param_groups = [
@@ -227,7 +226,7 @@ class ShardedStepMode(SynchronousMode):
             )
 
     @eager
-    def after_step(self, optimizer: Any = None) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """The optimizer has stepped."""
         for parameter, gradient in self._withheld:
             parameter.grad = gradient
@@ -238,12 +237,12 @@ class ShardedStepMode(SynchronousMode):
 
     # ---- what is saved ----
 
-    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+    def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's, with the whole state; raises InvalidArgumentError where this rank has its share alone."""
         with self._state.shown_whole():
             return of_user()
 
-    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+    def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's, of whole state; each rank keeps its share from the first step on."""
         self._state.forget()
         super().load_state_dict(optimizer, of_user, state)
@@ -252,12 +251,12 @@ class ShardedStepMode(SynchronousMode):
         """Puts the shares together on one rank, or on all with None."""
         self._state.consolidate(to)
 
-    def sharded_state(self, optimizer: Any) -> State:
+    def sharded_state(self, optimizer: torch.optim.Optimizer) -> State:
         """This rank's share of the state, as ``torch.distributed.checkpoint`` takes it."""
         self._require_world()
         return self._state.shards(partial(self._step_with, optimizer))
 
-    def load_sharded_state(self, optimizer: Any, state: State) -> None:
+    def load_sharded_state(self, optimizer: torch.optim.Optimizer, state: State) -> None:
         """Goes on with it; a begun step starts anew."""
         super().load_state_dict(optimizer, self._state.take_shards, state)
 
@@ -304,13 +303,13 @@ def _comparing_settings(make: Callable[[], Replica]) -> Replica:
     return replica
 
 
-def _serve_no_more(serving: "weakref.WeakSet[Any]", refer: "weakref.ref[ShardedStepMode]") -> None:
+def _serve_no_more(serving: "weakref.WeakSet[ShardedStepMode]", refer: "weakref.ref[ShardedStepMode]") -> None:
     if mode := refer():
         serving.discard(mode)
 
 
-def _bare_step(user_class: Any) -> Callable[[Any], Any]:
+def _bare_step(user_class: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:
     """The step of an optimizer's class without what torch puts around it: hooks, and a range of the profiler."""
     step = user_class.step
-    bare: Callable[[Any], Any] = step.__wrapped__ if getattr(step, "hooked", False) else step
+    bare: Callable[[torch.optim.Optimizer], object] = step.__wrapped__ if getattr(step, "hooked", False) else step
     return bare

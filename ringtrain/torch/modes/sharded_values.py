@@ -8,10 +8,13 @@ elsewhere, and one that is in none, are not left under way: ``step()`` waits for
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import torch
+
+_Parameter: TypeAlias = torch.nn.Parameter | None  # as a module may register one
+_Found = TypeVar("_Found")
 
 
 class Arrivals:
@@ -24,7 +27,7 @@ class Arrivals:
     def __init__(self, model: torch.nn.Module | None):
         self.model = model
         self._takes: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter, in the order of the sending
-        self._plain: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self._plain: list[tuple[torch.nn.Module, dict[str, _Parameter]]] = []
         self._lock = threading.RLock()
         self._hook: torch.utils.hooks.RemovableHandle | None = None
 
@@ -53,7 +56,7 @@ class Arrivals:
             torch.autograd.graph.increment_version(parameter)  # a graph that has saved it is of the values before
             self._takes[parameter] = take
 
-    def wait_for(self, parameter: Any) -> None:
+    def wait_for(self, parameter: object) -> None:
         """Takes the values of a parameter, if they are under way."""
         if not self._takes or not isinstance(parameter, torch.Tensor):
             return
@@ -77,7 +80,7 @@ class Arrivals:
         self._takes.clear()
         self._leave()
 
-    def _before_module(self, module: torch.nn.Module, _: Any) -> None:
+    def _before_module(self, module: torch.nn.Module, _: tuple) -> None:
         if isinstance(module, torch.jit.ScriptModule):  # whose code does not ask
             self.wait_for_all()
         for each in _values(module.__dict__.get("_parameters")):
@@ -97,24 +100,24 @@ class Arrivals:
                 self._hook = None
 
 
-class AwaitedParameters(dict[str, Any]):
+class AwaitedParameters(dict[str, _Parameter]):
     """A module's parameters, by name: who fetches one waits for its values; who goes through them, for all."""
 
-    def __init__(self, plain: dict[str, Any], arrivals: Arrivals):
+    def __init__(self, plain: dict[str, _Parameter], arrivals: Arrivals):
         super().__init__(plain)
         self.arrivals = arrivals
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> _Parameter:
         found = super().__getitem__(name)
         self.arrivals.wait_for(found)
         return found
 
-    def __reduce_ex__(self, protocol: Any) -> tuple:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
         return dict, (self.copy(),)
 
 
-def _waiting(of_dict: Callable[..., Any]) -> Callable[..., Any]:
-    def method(awaited: AwaitedParameters, *args: Any) -> Any:
+def _waiting(of_dict: Callable[..., _Found]) -> Callable[..., _Found]:
+    def method(awaited: AwaitedParameters, *args: object) -> _Found:
         for each in dict.values(awaited):
             awaited.arrivals.wait_for(each)
         return of_dict(awaited, *args)
@@ -132,7 +135,7 @@ def compiles() -> bool:
     return dynamo is not None and any(callable(backend) for backend in list(dynamo.cached_backends.values()))
 
 
-def _values(parameters: Any) -> Iterable[Any]:
+def _values(parameters: Mapping[str, _Parameter] | None) -> Iterable[_Parameter]:
     """Those of a module, which nobody waits for; of TorchScript's they are in another kind of object."""
     if isinstance(parameters, dict):
         return list(dict.values(parameters))

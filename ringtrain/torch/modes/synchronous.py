@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,12 +23,14 @@ from ringtrain.torch import parameters
 from ringtrain.torch.coexistence import refuse_shared_parameters
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import ReductionSettings
-from ringtrain.torch.hooks import Hooks, dismiss, enlist, others
+from ringtrain.torch.hooks import Hooks, Owner, dismiss, enlist, others
 from ringtrain.torch.members import MakeGroup
-from ringtrain.torch.modes.base import AroundSteps, State, closure_of
+from ringtrain.torch.modes.base import Arguments, AroundSteps, State, closure_of
 from ringtrain.torch.modes.wrapping import Wrapping
 from ringtrain.torch.shards import replicated
 from ringtrain.torch.tensors import buffer_of
+
+_Loss = TypeVar("_Loss")  # a tensor, a number, or None
 
 
 class SynchronousMode(AroundSteps):
@@ -55,14 +57,14 @@ class SynchronousMode(AroundSteps):
         enlist(self)
 
     @classmethod
-    def of(cls, optimizer: Any, wrapping: Wrapping) -> "SynchronousMode":
+    def of(cls, optimizer: torch.optim.Optimizer, wrapping: Wrapping) -> "SynchronousMode":
         """Over all ranks of the process set."""
         settings = wrapping.settings(optimizer, wrapping.process_set)
         return SynchronousMode.over(optimizer, wrapping, settings, wrapping.mode.gradient_as_bucket_view)
 
     @staticmethod
     def over(
-        optimizer: Any, wrapping: Wrapping, settings: ReductionSettings, makes_buckets: bool = False
+        optimizer: torch.optim.Optimizer, wrapping: Wrapping, settings: ReductionSettings, makes_buckets: bool = False
     ) -> "SynchronousMode":
         """With these settings, which say over which ranks."""
         passes = optimizer.backward_passes_per_step
@@ -143,7 +145,7 @@ class SynchronousMode(AroundSteps):
         dismiss(self)
         super().close()
 
-    def release(self, parameters: set[torch.Tensor], owner: Any) -> None:
+    def release(self, parameters: set[torch.Tensor], owner: Owner) -> None:
         """Leaves parameters to an optimizer that was made later: two would reduce one gradient twice."""
         if self._hooks.has_any(parameters):
             if self._exchange.in_flight():
@@ -167,11 +169,11 @@ class SynchronousMode(AroundSteps):
         self._exchange.catch_up()
         return self._exchange.members.feedback()
 
-    def state_dict(self, optimizer: Any, of_user: Callable[[], State]) -> State:
+    def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's; under ``compression`` what that has lost on this rank."""
         return state_with_losses(of_user(), self._feedback() if self.context.usable else None)
 
-    def load_state_dict(self, optimizer: Any, of_user: Callable[[State], None], state: State) -> None:
+    def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's; a begun step starts anew, on this rank, which may be the only one that loads a state."""
         self._exchange.catch_up()
         if self._exchange.in_flight():
@@ -184,7 +186,7 @@ class SynchronousMode(AroundSteps):
 
     # ---- what the optimizer asks for ----
 
-    def _refuse_sharing(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
+    def _refuse_sharing(self, param_groups: Sequence[Mapping[str, Sequence[torch.Tensor]]]) -> None:
         """Before the first step: raises InvalidArgumentError if another library averages these parameters, too."""
         if not self._has_stepped:
             refuse_shared_parameters([parameter for group in param_groups for parameter in group["params"]])
@@ -203,7 +205,7 @@ class SynchronousMode(AroundSteps):
         with ranges.around("ringtrain.synchronize"):
             self._exchange.rounds.close_step(Stage.CLOSING)
 
-    def synchronize(self, optimizer: Any = None) -> None:
+    def synchronize(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """As the user has asked: reduces what ``backward()`` has not."""
         exchange = self._exchange
         exchange.catch_up()
@@ -234,7 +236,7 @@ class SynchronousMode(AroundSteps):
             )
         self._complete()
 
-    def before_step(self, optimizer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    def before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> Arguments | None:
         """Reduces what is not reduced yet; of a closure, what it leaves, and its loss."""
         self._refuse_sharing(optimizer.param_groups)
         closure = closure_of(args, kwargs)
@@ -263,10 +265,10 @@ class SynchronousMode(AroundSteps):
         self._exchange.end_step()
         return not forgotten
 
-    def _of_all(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _of_all(self, closure: Callable[[], _Loss]) -> Callable[[], _Loss]:
         """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
 
-        def reducing_closure() -> Any:
+        def reducing_closure() -> _Loss:
             loss = closure()
             self._after_evaluation()
             return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", self._exchange.passes.items)
@@ -282,7 +284,7 @@ class SynchronousMode(AroundSteps):
             self._complete()
         self._exchange.rounds.settle_residuals(used=True)
 
-    def after_step(self, optimizer: Any = None) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """The optimizer has stepped."""
         self._exchange.rounds.note_step()
         if self._exchange.step.closed:  # by a closure

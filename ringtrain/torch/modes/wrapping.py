@@ -7,7 +7,6 @@ import torch
 
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.grouping import Groups
-from ringtrain._training.mode import Mode
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain._training.session import Session
 from ringtrain.torch.compression import Compressor, compression_in_the_core
@@ -20,7 +19,8 @@ class Wrapping:
     """The arguments, checked.
 
     Attributes:
-        mode, process_set, op, powersgd, sparse_as_dense, groups: as given.
+        mode: as given, of the class that the way of training goes by.
+        process_set, op, powersgd, sparse_as_dense, groups: as given.
         compressor: as given; that without compression where PowerSGD is.
         predivide: gradient_predivide_factor.
         averages_passes: average_aggregated_gradients.
@@ -47,12 +47,13 @@ class Wrapping:
         """The compression, if it is the core's; None for a class of the user's."""
         return compression_in_the_core(self.compressor)
 
-    def settings(self, optimizer: Any, members: ProcessSet, is_plain: bool = False) -> ReductionSettings:
+    def settings(
+        self, optimizer: torch.optim.Optimizer, members: ProcessSet, is_plain: bool = False
+    ) -> ReductionSettings:
         """How gradients are combined over these ranks; plainly, without compression."""
-        mode: Mode = self.mode
         return ReductionSettings(
             session=Session(members),
-            mode=" with ".join(mode.columns),
+            mode=" with ".join(self.mode.columns),
             op=self.op,
             prescale=1.0 / self.predivide,
             postscale=self.predivide,
@@ -60,5 +61,5 @@ class Wrapping:
             compressor=None if is_plain or self.by_core else self.compressor,
             sparse_as_dense=self.sparse_as_dense,
             powersgd=self.powersgd,
-            make_replica=replicas_of(optimizer) if mode.compares else None,
+            make_replica=replicas_of(optimizer) if self.mode.compares else None,
         )
