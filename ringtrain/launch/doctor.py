@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import click
 from ringtrain.launch import progress
 from ringtrain.launch.doctor_advice import advise, floor_seconds, modes
 from ringtrain.launch.doctor_report import report
+from ringtrain.launch.doctor_speed import measure, speed_report
 from ringtrain.launch.examine import examine
 from ringtrain.launch.function import RunError, run
 from ringtrain.launch.hosts import HostsError, parse_hostfile, parse_hosts
@@ -46,17 +48,37 @@ from ringtrain.launch.settings import once
 @click.option("--ssh-port", type=int)
 @click.option("--ssh-identity-file")
 @click.option("--network-interfaces", help="as for ringtrainrun")
+@click.option("--speed", is_flag=True, help="instead: how fast each rank computes the steps of a script, behind --")
 @click.option("--json", "written", type=click.Path(dir_okay=False), help="also writes the findings to this file")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def doctor(
-    hosts: str | None, hostfile: str | None, model_mb: float, step_ms: float | None, written: str | None, **flags: Any
+    hosts: str | None,
+    hostfile: str | None,
+    model_mb: float,
+    step_ms: float | None,
+    speed: bool,
+    written: str | None,
+    command: Sequence[str],
+    **flags: Any,
 ) -> None:
-    """Examines hosts and the links between them; mostly takes less than 20 seconds."""
+    """Examines hosts and the links between them; mostly takes less than 20 seconds.
+
+    With --speed -- python train.py it runs that script on them for a while, and says what shares by speed would bring.
+    """
     try:
         listed = (
             parse_hostfile(Path(hostfile).read_text(), hostfile) if hostfile else parse_hosts(hosts) if hosts else []
         )
     except (HostsError, OSError) as error:
         raise click.UsageError(str(error)) from None
+    if speed != bool(command):
+        raise click.UsageError(
+            "--speed must come with a command, ringtrain doctor --speed -- python train.py, and the other way round."
+        )
+    if speed:
+        measured = measure(command, listed, flags)
+        click.echo("\n".join(speed_report(measured)))
+        return _write(written, measured._asdict())
     environment = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     try:
         found = run(
@@ -76,16 +98,15 @@ def doctor(
         found["computing_seconds"] = step_ms / 1e3
         found["modes"] = modes(found)
     click.echo("\n".join(report(found)))
-    if written:
-        try:
-            Path(written).write_text(json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise click.ClickException(
-                f"--json '{written}': it must be a file that can be written, but: {error.strerror}."
-            ) from None
+    _write(written, found)
 
 
-# ---- judging, pure ----
-
-
-# ---- saying ----
+def _write(file: str | None, found: dict[str, Any]) -> None:
+    if file is None:
+        return
+    try:
+        Path(file).write_text(json.dumps(found, indent=1) + "\n")
+    except OSError as error:
+        raise click.ClickException(
+            f"--json '{file}': it must be a file that can be written, but: {error.strerror}."
+        ) from None
