@@ -9,7 +9,6 @@ from ringtrain._training.averaging.meeting import Agreed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 SIZE = 40
 
 

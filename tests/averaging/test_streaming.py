@@ -7,7 +7,6 @@ import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 SIZES = (24, 10, 7, 16, 3)
 STEPS = 17
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}

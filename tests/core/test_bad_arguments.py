@@ -17,7 +17,6 @@ from ringtrain._runtime import context
 from ringtrain.errors import InvalidArgumentError
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.on_threads("a world of two"),
 ]
 

@@ -12,8 +12,6 @@ import ringtrain as rt
 from ringtrain._binding import buffers, tables
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
-pytestmark = pytest.mark.timeout(180)
-
 base = np.arange(5 * 6 * 7, dtype=np.float32).reshape(5, 6, 7)
 LAYOUTS = {
     "contiguous": base,

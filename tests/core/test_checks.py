@@ -7,8 +7,6 @@ import pytest
 import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def parameters() -> dict[str, np.ndarray]:
     """A small model, with values that repeat: a digest that ignores places would not see two of them exchanged."""

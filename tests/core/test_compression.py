@@ -15,8 +15,6 @@ from ringtrain._runtime.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World as ThreadWorld
 
-pytestmark = pytest.mark.timeout(180)
-
 COUNT = 4099
 
 

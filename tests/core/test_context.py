@@ -29,7 +29,6 @@ from ringtrain._bootstrap import opening
 from ringtrain._runtime import context, pending, stacks
 from ringtrain.testing import World as ThreadWorld
 
-pytestmark = pytest.mark.timeout(120)
 own_world = pytest.mark.on_threads("opens a world of one, which the launcher's ranks are not")
 
 
@@ -39,7 +38,7 @@ def script(text, **environment):
         [sys.executable, "-c", textwrap.dedent(text)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=600,
         env={**os.environ, **environment},
     )
 

@@ -10,8 +10,6 @@ from worlds import World, sizes
 import ringtrain as rt
 from ringtrain._binding import tables
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def growth(call):
     """What the call adds to each counter of this rank."""

@@ -15,7 +15,6 @@ from ringtrain._binding import log
 from ringtrain._runtime import context, flights, rank_lists
 from ringtrain.launch import commands, flight_comparison
 
-pytestmark = pytest.mark.timeout(180)
 NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
 
 

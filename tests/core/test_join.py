@@ -7,8 +7,6 @@ from worlds import World, configurations
 import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
-pytestmark = pytest.mark.timeout(180)
-
 SEVERAL = [each for each in configurations(least=2) if each[2] == "auto" and each[0] <= 4]
 
 

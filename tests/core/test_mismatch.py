@@ -10,8 +10,6 @@ from worlds import LAUNCHED, World, sizes
 import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def error_of(call):
     """The error that the call raises."""

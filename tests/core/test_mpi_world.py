@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 from environments import EACH_MPI, python_with, rank_environment, ringtrainrun
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def job(mpi, ranks, text, **environment):
     """Runs a script on some ranks under an MPI."""
     command = ringtrainrun(mpi, ranks, python_with(mpi), "-c", textwrap.dedent(text))
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=rank_environment(**environment))
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=rank_environment(**environment))
 
 
 def alone(mpi, text, **environment):
     """Runs a script without a launcher, in the environment that has this MPI."""
     command = [python_with(mpi), "-c", textwrap.dedent(text)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=rank_environment(**environment))
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=rank_environment(**environment))
 
 
 @EACH_MPI

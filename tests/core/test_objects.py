@@ -1,10 +1,6 @@
 """Python objects between ranks."""
 
-import pytest
-
 import ringtrain as rt
-
-pytestmark = pytest.mark.timeout(180)
 
 OBJECTS = [None, 17, "Grüße", {"lr": 0.1, "steps": [1, 2]}, b"x" * 300_000, [], ("a", {1, 2}), 2.5 + 1j]
 

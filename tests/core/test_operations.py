@@ -1,5 +1,6 @@
 """Every operation against the oracle: dtypes × sizes × worlds × host layouts × algorithms, bit for bit."""
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
@@ -8,9 +9,6 @@ from worlds import World, configurations
 import ringtrain as rt
 from ringtrain._binding import tables
 from ringtrain.errors import InvalidArgumentError
-
-pytestmark = pytest.mark.timeout(180)
-import ml_dtypes
 
 CHUNK_BYTES = 4096  # small, so that a few thousand elements take many chunks
 REDUCTIONS = {name: getattr(rt, name.capitalize()) for name in ("average", "sum", "min", "max", "product")}

@@ -9,8 +9,6 @@ from worlds import World, configurations, sizes
 
 import ringtrain as rt
 
-pytestmark = pytest.mark.timeout(180)
-
 COUNTS = [1, 7, 1000, 4099, 64, 513, 20011, 2, 300]
 NAMES = [f"gradient.{i}" for i in range(len(COUNTS))]
 

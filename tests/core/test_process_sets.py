@@ -11,8 +11,6 @@ from ringtrain._binding._native import lib
 from ringtrain._runtime.context import current
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_global_set(world):
     def on_rank(rank):

@@ -6,14 +6,11 @@ threshold. In process only: hypothesis decides from what it sees, so the ranks o
 """
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ringtrain as rt
 from ringtrain.testing import World
-
-pytestmark = pytest.mark.timeout(120)
 
 DTYPES = [np.int32, np.int64, np.float32, np.float64, np.uint8]
 KINDS = ["sum", "max", "gather", "broadcast"]

@@ -34,7 +34,7 @@ from ringtrain._rendezvous.handshake import HandshakeError
 from ringtrain.errors import InvalidArgumentError, TimeoutError, UnsupportedError
 
 PATIENCE = 100.0
-pytestmark = [pytest.mark.tcp, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.tcp
 
 
 def torchrun(tmp_path: Path, ranks: int, program: str, **variables: str) -> subprocess.CompletedProcess:

@@ -12,7 +12,6 @@ from ringtrain import errors
 from ringtrain._binding._native import lib
 from ringtrain._runtime import context, operations
 
-pytestmark = pytest.mark.timeout(60)
 threads_only = pytest.mark.on_threads("looks at the ranks of one process")
 
 

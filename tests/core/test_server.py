@@ -21,7 +21,6 @@ from ringtrain._rendezvous.server import BROKEN, ENDED, Client, Server
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0
-pytestmark = pytest.mark.timeout(120)
 
 
 class Served:

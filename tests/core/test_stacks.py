@@ -93,7 +93,9 @@ def test_a_thread_of_ours_is_shown_while_it_does_the_programs_work(capfd):
 
 def test_nothing_crashes_beside_threads_that_run():
     program = WHILE_OTHERS_RUN.replace("TAKE", "stacks.of_threads(50)")
-    done = subprocess.run([sys.executable, "-c", program, "1"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "1"], capture_output=True, text=True, timeout=600, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr[-2000:]
 
 
@@ -132,7 +134,6 @@ def full_stderr():
 
 
 @pytest.mark.on_threads("the ranks' stderr is the launcher's")
-@pytest.mark.timeout(60)
 def test_a_rank_goes_on_while_nobody_reads_its_stderr(tmp_path):
     """As where the launcher has lost its network: a rank whose driver is blocked is taken for dead."""
     asked, ask = os.pipe()

@@ -8,8 +8,6 @@ from worlds import World, sizes
 
 import ringtrain as rt
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.mark.least_ranks(2)
 def test_the_slow_rank_is_found(world):

@@ -15,7 +15,6 @@ from worlds import LAUNCHED, World, sizes
 import ringtrain as rt
 from ringtrain.launch.report import timelines
 
-pytestmark = pytest.mark.timeout(180)
 NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
 
 

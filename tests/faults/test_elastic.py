@@ -27,7 +27,6 @@ from ringtrain.bench.hosts import Network
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
@@ -525,7 +524,6 @@ def test_the_launchers_end_is_that_of_the_job(number: int, job: Job) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_kills_at_any_moment(job: Job, tmp_path: Path) -> None:
     """Again and again, at random moments of a step, of forming a world, and of joining; the result is right to the bit."""
     line = command("--elastic", "-np", "1:4")

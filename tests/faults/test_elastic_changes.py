@@ -12,7 +12,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 # The learning rate follows the number of ranks, by a factor that they agree on.
 FOLLOWING = """

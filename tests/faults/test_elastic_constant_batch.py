@@ -19,7 +19,6 @@ from ringtrain._training import sharding
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 SECONDS = 90.0
 EPOCHS = 2
@@ -296,7 +295,6 @@ def test_bounds_that_cannot_be_kept(most: str, flags: tuple[str, ...], words: st
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "norm, sparse, loader",
     [("torch.nn.Identity", True, {}), ("torch.nn.BatchNorm1d", False, {"num_workers": 2})],
@@ -310,7 +308,6 @@ def test_any_number_of_ranks_trains_as_one_process(norm: str, sparse: bool, load
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "faults, steps",
     [

@@ -16,7 +16,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 SECONDS = 90.0
 # Each slot does at its step what the environment says, as often as that says; a rank that comes again does what AGAIN says.

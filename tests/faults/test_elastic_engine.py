@@ -25,7 +25,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(300),
 ]
 ARRAYS = Path(__file__).with_name("elastic_arrays.py")
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"

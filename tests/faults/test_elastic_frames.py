@@ -16,7 +16,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(240),
 ]
 SECONDS = 150.0
 FRAMES = {

@@ -16,7 +16,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 IMPATIENT = {"RINGTRAIN_STALL_ABORT_SECONDS": "3"}
 

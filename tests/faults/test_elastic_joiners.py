@@ -17,7 +17,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 GROWING = """
     if folder.joinpath("struck-1-6").exists():  # the rank that comes again has wrapped an optimizer before, and dropped it

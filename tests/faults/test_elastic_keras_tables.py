@@ -24,7 +24,6 @@ from ringtrain.bench.hosts import Network
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(600),
 ]
 SCRIPT = Path(__file__).with_name("elastic_keras_tables.py")
 ROOT = SCRIPT.parents[2]

@@ -13,7 +13,6 @@ from benchmarks.jobs import Job
 pytestmark = [
     pytest.mark.tcp,
     pytest.mark.long,
-    pytest.mark.timeout(180),
 ]
 # Without an ElasticSampler: ranks join where an epoch ends. Each brings the slot that it has to the metric.
 PROGRAM = """

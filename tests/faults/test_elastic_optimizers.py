@@ -19,7 +19,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(600),  # a run and up to three planned ones, on a busy machine
 ]
 HALVES = """
     critic = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))

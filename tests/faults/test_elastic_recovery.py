@@ -21,7 +21,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(600),
 ]
 # SECOND is the slot that dies next, once and after the death in window 4, where a line of RECOVERY says.
 PLANTED = """

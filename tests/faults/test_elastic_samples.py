@@ -18,7 +18,6 @@ from ringtrain._training import sharding
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(600),
 ]
 SECONDS = 300.0
 EPOCHS, SAMPLES, BATCH, PLANNED = 2, 50, 2, 4

@@ -14,7 +14,6 @@ from benchmarks.jobs import Job
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(300),
 ]
 SECONDS = 200.0
 STEPS = 16

@@ -28,7 +28,6 @@ from ringtrain.testing import World
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(180),
 ]
 SECONDS = 90.0
 EPOCHS = 2
@@ -275,7 +274,6 @@ def test_a_rank_that_stands_still_takes_nobody_along(job: Job) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # a run and up to three planned ones, on a busy machine
 @pytest.mark.parametrize(
     "faults",
     [
@@ -312,7 +310,6 @@ def test_whoever_dies_wherever(loader: dict, faults: dict[str, str], job: Job, t
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_behind_an_epoch_costs_no_sample_of_the_next(victim: int, job: Job, tmp_path: Path) -> None:
     """The others notice it in an operation of their own, and the next epoch has each sample once, too."""
@@ -475,7 +472,6 @@ def trained_alone(steps: int) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_kills_at_any_moment_cost_no_step(job: Job, tmp_path: Path) -> None:
     """Ranks die at random moments and come back; each rank sees each number of a step once, and the bits are right."""
     python, steps = python_with("tcp"), 6000

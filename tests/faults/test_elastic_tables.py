@@ -27,7 +27,6 @@ from ringtrain.testing import World
 
 pytestmark = [
     pytest.mark.tcp,
-    pytest.mark.timeout(300),
 ]
 torch.set_num_threads(1)
 SCRIPT = Path(elastic_tables.__file__)

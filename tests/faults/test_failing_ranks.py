@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
-pytestmark = [
-    pytest.mark.timeout(240),
-]
-
 # How rank 1 ends while the others go on.
 PLAIN = """
 import os, signal, sys, numpy as np

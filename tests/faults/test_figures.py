@@ -6,10 +6,9 @@ from environments import python_with
 from benchmarks import faults
 from benchmarks.jobs import Job
 
-pytestmark = [pytest.mark.openmpi]
+pytestmark = pytest.mark.openmpi
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("promised, kept", [(60.0, True), (0.0, False)])
 def test_a_fault_is_measured_against_its_promise(promised: float, kept: bool, monkeypatch, capsys) -> None:
     """Nothing can be kept within no time."""

@@ -15,9 +15,6 @@ from environments import python_with, rank_environment, ringtrainrun, transport_
 from benchmarks.jobs import Job
 from ringtrain.launch.agent import processes
 
-pytestmark = [
-    pytest.mark.timeout(180),
-]
 SECONDS = 90.0
 
 # Works until it is ended, beside children that are in its process group and do not care about SIGTERM.

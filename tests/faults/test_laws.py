@@ -59,7 +59,6 @@ def test_there_is_a_vice_against_each_law() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("vice", VICES)
 def test_a_launcher_with_a_vice_is_found_out(vice: str, outcomes: dict[str, Future]) -> None:
     plan, law = VICES[vice]

@@ -19,7 +19,6 @@ from environments import PATHS, rank_environment, ringtrainrun
 from ringtrain.bench.hosts import Network
 
 pytestmark = [
-    pytest.mark.timeout(240),
     needs.hosts,
 ]
 OPENMPI_OR_TCP = pytest.mark.parametrize(

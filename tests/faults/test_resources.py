@@ -12,7 +12,6 @@ from environments import python_with, rank_environment, ringtrainrun
 from benchmarks.jobs import Job, namespace_prefix
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.openmpi,
 ]
 SECONDS = 90.0

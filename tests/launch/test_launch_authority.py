@@ -393,7 +393,7 @@ def test_the_batch_script_starts_what_has_failed_again_and_ends_with_the_job(tmp
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5", "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", recipe("bash")], env=environment, timeout=100)
+    done = subprocess.run(["bash", "-c", recipe("bash")], env=environment, timeout=600)
     assert done.returncode == 7
     assert (tmp_path / "rank").read_text().splitlines() == ["train.py", "trained"]
     assert [line.split()[0] for line in (tmp_path / "authority").read_text().splitlines()] == ["authority"] * 2

@@ -206,7 +206,7 @@ sys.exit(cli.main(sys.argv[1:]))
         [sys.executable, "-c", program, "-np", "2", "sleep", "321.5"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env=rank_environment(),
     )
     assert done.returncode == 125 and "ZeroDivisionError: planted. Please report it" in done.stderr, done.stderr
@@ -383,7 +383,7 @@ def test_help_may_be_left_early() -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as stream:
         done = subprocess.run(
-            [sys.executable, "-m", "ringtrain.launch", "--help"], stdout=stream, stderr=subprocess.PIPE, timeout=60
+            [sys.executable, "-m", "ringtrain.launch", "--help"], stdout=stream, stderr=subprocess.PIPE, timeout=600
         )
     assert b"Traceback" not in done.stderr
 

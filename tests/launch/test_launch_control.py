@@ -24,7 +24,6 @@ from environments import EACH_MPI, rank_environment, ringtrainrun
 
 from benchmarks.jobs import Job
 
-pytestmark = pytest.mark.timeout(180)
 OPENMPI = pytest.mark.openmpi
 PATIENCE = 60.0
 SECONDS_TO_STOP = (

@@ -10,8 +10,6 @@ from environments import EACH_MPI, python_with
 
 from ringtrain.launch import cuda_aware
 
-pytestmark = pytest.mark.timeout(600)
-
 # A GPU's memory cannot be read by the host, and neither can the stand-in's.
 CLAIMS_FALSELY = """
 from ringtrain.launch import cuda_aware

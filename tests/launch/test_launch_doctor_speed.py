@@ -43,7 +43,6 @@ def doctor(folder: Path, epochs: int, *flags: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.tcp
-@pytest.mark.timeout(300)
 def test_a_slow_rank_is_found(tmp_path: Path) -> None:
     done = doctor(tmp_path, 100_000, "--speed", "--json", str(tmp_path / "found"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +52,6 @@ def test_a_slow_rank_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.tcp
-@pytest.mark.timeout(300)
 def test_a_script_that_ends_too_soon(tmp_path: Path) -> None:
     done = doctor(tmp_path, 1, "--speed")
     assert done.returncode == 1 and "must train for some 10 s at least, but has ended with code 0" in done.stderr

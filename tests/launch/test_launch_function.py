@@ -52,7 +52,7 @@ def test_results_come_in_rank_order(mpi: str, tmp_path: Path) -> None:
         [python_with(mpi), script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env=dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TMPDIR=str(tmp_path)),
     )
     host = os.uname().nodename

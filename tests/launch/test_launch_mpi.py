@@ -80,7 +80,7 @@ def test_an_mpirun_that_stumbles_before_any_rank_ran_is_started_once_more(times:
         [python, "-c", WITH_PROGRAM, stumbles, *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         env=rank_environment(),
     )
     assert done.returncode == (125 if times == 2 else 0), done.stderr

@@ -28,7 +28,7 @@ def ended(command: tuple[str, ...], stdout: object, folder: Path) -> tuple[int, 
     """Exit code and stderr."""
     (folder / "trace").write_text("[\n]\n")
     line = [sys.executable, "-m", *command]
-    done = subprocess.run(line, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, cwd=folder)
+    done = subprocess.run(line, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=600, cwd=folder)
     return done.returncode, done.stderr
 
 
@@ -76,7 +76,7 @@ sys.exit(with_its_output("ringtrain", command))
 def test_what_another_file_does_not_take_is_not_told_as_stdouts(number: int) -> None:
     """As one that is written when it is open, whose error has no name; or a socket."""
     line = [sys.executable, "-c", OF_ANOTHER_FILE.format(number=number)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (1, "x" * 10 + "\n") and "stdout:" not in done.stderr, done
     assert os.strerror(number) in done.stderr.splitlines()[-1]
 
@@ -88,7 +88,7 @@ def test_what_stdout_does_not_take_is_told_as_stdouts(flags: list[str], size: in
     program = OF_ANOTHER_FILE.format(number=0).replace("10", str(size)).replace("raise", "return 0 #")
     with open("/dev/full", "w") as full:
         line = [sys.executable, *flags, "-c", program]
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
     assert done.returncode == 1 and done.stderr.startswith(
         "ringtrain: stdout: it must take what is written, but: No space"
     )

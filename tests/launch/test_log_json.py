@@ -11,8 +11,6 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 from ringtrain.launch.log import KINDS, Json, Text
 from ringtrain.launch.terminal import Terminal
 
@@ -98,14 +96,13 @@ if os.environ["RINGTRAIN_RANK"] == "1":
 def objects(*arguments: str, code: int) -> tuple[list[dict], list[dict]]:
     """What the launcher writes to stdout and to stderr."""
     command = [sys.executable, "-m", "ringtrain.launch", "--log-json", "--transport", "tcp", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, (done.stdout, done.stderr)
     stdout, stderr = ([json.loads(line) for line in text.splitlines()] for text in (done.stdout, done.stderr))
     assert stderr[-1]["event"] == "launcher-ended" and stderr[-1]["code"] == code
     return stdout, stderr
 
 
-@pytest.mark.timeout(150)
 def test_a_job_that_fails_is_told_as_objects() -> None:
     stdout, stderr = objects("-np", "2", sys.executable, "-c", PROGRAM, code=1)
     assert {line["event"] for line in stdout} == {"output"}
@@ -122,7 +119,6 @@ def test_a_job_that_fails_is_told_as_objects() -> None:
             assert line.keys() - {"time", "event", "text"} <= set(KINDS[line["event"]].facts)
 
 
-@pytest.mark.timeout(150)
 def test_a_job_that_cannot_start_is_told_as_an_object() -> None:
     stdout, stderr = objects("-np", "1", "no-such-program-anywhere", code=125)
     assert not stdout and stderr[0]["event"] == "not-started" and "no-such-program-anywhere" in stderr[0]["text"]

@@ -375,7 +375,7 @@ def test_steps_are_those_of_most_bytes_and_remnants_are_none():
 
 def report(*arguments: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ringtrain.launch.commands", "timeline", "report", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def some_steps(rank: int) -> None:
@@ -467,7 +467,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 def test_a_browser_draws_it(real_page, tmp_path):
     """What is in the document after its script has run."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    done = subprocess.run([*command, real_page.as_uri()], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, real_page.as_uri()], capture_output=True, text=True, timeout=600)
     assert 'data-drawn="yes"' in done.stdout, done.stderr[-2000:]
     bars = re.findall(r'data-kind="([^"]+)" data-rank="(\d+)"', done.stdout)
     for rank in "01":

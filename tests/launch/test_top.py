@@ -223,7 +223,7 @@ TOP = [sys.executable, "-m", "ringtrain.launch.commands", "top"]
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([*TOP, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*TOP, *arguments], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.tcp

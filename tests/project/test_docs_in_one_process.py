@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from test_docs import blocks, run_on_two_ranks, versions
-
-pytestmark = pytest.mark.timeout(120)
 
 # Programs that a test puts between those of a page.
 NOTES_BATCHES = """

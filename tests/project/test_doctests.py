@@ -14,7 +14,6 @@ from ringtrain.testing import World
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ringtrain"
-pytestmark = pytest.mark.timeout(120)
 
 # Programs that make what the examples of a folder name; "" are those of NumPy.
 NAMES = {

@@ -75,7 +75,7 @@ def start(installed: Path, *command: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(installed), PATHS])
     environment = dict(os.environ, PYTHONPATH=paths, RINGTRAIN_TRANSPORT="auto", OMP_NUM_THREADS="1")
     return subprocess.run(
-        command, env=environment, cwd=installed, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        command, env=environment, cwd=installed, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
     )
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 MAY_BE_NEEDED = r"lib(c|m|stdc\+\+|gcc_s|pthread|dl|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+"
 TRY_IT = Path(__file__).with_name("try_installed.py")
 
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.packaging
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:

@@ -22,8 +22,6 @@ from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedErr
 from ringtrain.jax import library
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
-
 # Ranks in one process share XLA's threads, and a program that waits for another rank holds one: each rank runs its own.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 

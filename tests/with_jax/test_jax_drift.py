@@ -18,7 +18,6 @@ from ringtrain._training import drift, watch
 from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as in test_jax.py
 refused = functools.partial(drifts.refused, (MismatchError, jax.errors.JaxRuntimeError))
 COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["at once", "in a program"])

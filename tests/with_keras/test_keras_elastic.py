@@ -15,8 +15,6 @@ from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedErr
 from ringtrain.tensorflow import presence
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def alone():

@@ -3,8 +3,6 @@
 import pytest
 from test_examples import last, run, run_in_threads
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def test_fit_learns(monkeypatch, capsys):
     assert last(r"epoch 7: loss ([\d.]+)", run_in_threads("keras_fit", monkeypatch, capsys)) < 0.03

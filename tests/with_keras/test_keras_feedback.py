@@ -10,7 +10,6 @@ from ringtrain._runtime import error_feedback
 from ringtrain._runtime.context import current
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 STEPS = 6
 
 

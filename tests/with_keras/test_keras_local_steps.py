@@ -12,7 +12,6 @@ import ringtrain.keras as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
 RATE = 0.05
 
 

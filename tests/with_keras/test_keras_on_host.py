@@ -11,7 +11,6 @@ import ringtrain.keras as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
 STEPS, RATE, MOMENTUM = 5, 0.125, 0.5
 
 

@@ -17,7 +17,6 @@ from ringtrain._training.watch import Watch
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.tensorflow import watching
 
-pytestmark = pytest.mark.timeout(120)
 TOLD = (MismatchError, tf.errors.InvalidArgumentError)
 refused = functools.partial(drifts.refused, TOLD)
 

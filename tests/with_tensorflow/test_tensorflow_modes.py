@@ -13,7 +13,6 @@ from ringtrain._training.needs import NEEDS, TRAITS
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 MODES = {
     "LocalSteps": rt.LocalSteps(2), "OneStepLate": rt.OneStepLate(), "ShardedStep": rt.ShardedStep(),
     "gradient_as_bucket_view": rt.Synchronous(gradient_as_bucket_view=True),

@@ -9,7 +9,6 @@ import ringtrain.tensorflow as hvd
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
 SHAPE = (24, 40)
 
 

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
-pytestmark = [
-    pytest.mark.timeout(300),
-]
 SECONDS = 200
 BEGIN = """
     import hashlib, json, os, sys

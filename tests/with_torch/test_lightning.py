@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 from environments import python_with, rank_environment, ringtrainrun
 
-pytestmark = [
-    pytest.mark.timeout(300),
-]
 SECONDS = 200
 REFUSED = {
     "backward_passes_per_step=2": "backward_passes_per_step must be left out.",

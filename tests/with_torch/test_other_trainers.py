@@ -14,7 +14,6 @@ from environments import python_with_trainers, rank_environment, transport_of
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(600),
 ]
 ROOT = Path(__file__).parents[2]
 SECONDS = 280

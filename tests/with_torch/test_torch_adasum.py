@@ -27,8 +27,6 @@ from ringtrain.elastic.transaction import Part
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def adam(arguments):
     return torch.optim.Adam(arguments, lr=0.01)

@@ -24,7 +24,7 @@ import ringtrain.torch as hvd
 from ringtrain.torch import exchange
 from ringtrain.torch.exchange import Exchange
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 BAD_STEP = 2
 SCALE = 2.0**10

@@ -15,7 +15,6 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.on_threads("a world of two"),
 ]

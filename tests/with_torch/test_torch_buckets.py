@@ -34,7 +34,7 @@ from ringtrain.torch import bucketing, exchange
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, Member
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 STEPS = STEADY_STEPS + 3
 

@@ -11,9 +11,6 @@ from ringtrain.testing import World
 from ringtrain.torch import exchange
 from ringtrain.torch.bursts import Bursts
 
-pytestmark = pytest.mark.timeout(120)
-
-
 MODEL = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())))
 
 

@@ -13,7 +13,6 @@ from ringtrain.errors import PeerLostError, RowsLostError, UnsupportedError
 from ringtrain.testing import World
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)

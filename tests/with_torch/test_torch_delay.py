@@ -14,8 +14,6 @@ import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = 5
 
 

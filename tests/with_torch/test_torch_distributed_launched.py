@@ -152,7 +152,6 @@ os.write(1, b"right\\n")
 """
 
 
-@pytest.mark.timeout(300)
 def test_compiled_programs_train_as_others_do(tmp_path: Path) -> None:
     done = run("torchrun", COMPILED, tmp_path)
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
@@ -199,7 +198,6 @@ os.write(1, b"right\\n")
 
 @each_launcher
 @pytest.mark.parametrize("program", [MESH, PIPELINES], ids=["a mesh of two by two", "pipelines"])
-@pytest.mark.timeout(150)
 def test_programs_of_four_ranks(launcher: str, program: str, tmp_path: Path) -> None:
     done = run(launcher, program, tmp_path)
     assert done.returncode == 0 and done.stdout.count("right") == 4, done.stdout + done.stderr
@@ -249,7 +247,6 @@ except Exception as problem:
 
 @each_launcher
 @pytest.mark.parametrize("step", ["all_reduce", "ddp"])
-@pytest.mark.timeout(150)
 def test_a_rank_that_is_killed(launcher: str, step: str, tmp_path: Path) -> None:
     """All others are told at once, in the same words, which name it; and the job ends."""
     begun = time.monotonic()

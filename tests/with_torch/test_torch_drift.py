@@ -19,7 +19,7 @@ from ringtrain._training.adapter.checks import named_ranks
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 MODES = [
     {}, {"compression": hvd.Compression.int8}, {"compression": hvd.Compression.powersgd(rank=1)},

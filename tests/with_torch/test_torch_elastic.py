@@ -10,8 +10,6 @@ from ringtrain._bootstrap import membership
 from ringtrain.errors import ClosedError, InvalidArgumentError, MismatchError, PeerLostError, WorldChangedError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def alone():

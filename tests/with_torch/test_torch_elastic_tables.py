@@ -14,7 +14,6 @@ from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedErr
 from ringtrain.testing import World
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import ringtrain.torch as hvd
 from ringtrain.testing import World
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(180)
 
 ROWS, WIDTH = 23, 6
 OPTIMIZERS = {

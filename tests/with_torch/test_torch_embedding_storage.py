@@ -8,7 +8,6 @@ from worlds import World, sizes
 import ringtrain.torch as hvd
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.mark.parametrize("size", sizes(2)[:1])

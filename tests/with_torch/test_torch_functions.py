@@ -11,8 +11,6 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.torch import accumulation
 
-pytestmark = pytest.mark.timeout(180)
-
 
 class Everything(torch.nn.Module):
     """Parameters and buffers of several dtypes, layouts and sizes."""

@@ -12,7 +12,7 @@ from torch_models import assert_all_close, assert_replicas_equal, batches, netwo
 
 import ringtrain.torch as hvd
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 judged = torch.nn.functional.binary_cross_entropy_with_logits

@@ -18,7 +18,7 @@ import ringtrain.torch as hvd
 from ringtrain.testing import World
 from ringtrain.torch import hooks
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 
 # ---- steps that come to no end ----

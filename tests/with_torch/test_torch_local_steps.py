@@ -28,7 +28,6 @@ import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, MismatchError, PeerLostError, RingtrainError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 STEPS = 12
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 

@@ -12,8 +12,6 @@ from ringtrain._training.needs import NEEDS, TRAITS
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Own(hvd.compression.Compressor):
     """A compression of the user's."""

@@ -25,8 +25,6 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
-
 
 class Momentum(torch.optim.Optimizer):
     """An optimizer of a user, with arguments that its class needs and an attribute of its own."""

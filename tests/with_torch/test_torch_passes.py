@@ -20,7 +20,7 @@ from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import Group
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 
 # ---- bursts ----

@@ -14,8 +14,6 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.testing import World
 from ringtrain.torch.arrays import TORCH
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = 7
 SHAPE = (24, 40)
 

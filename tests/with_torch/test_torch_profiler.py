@@ -10,7 +10,7 @@ from worlds import World
 import ringtrain.torch as hvd
 from ringtrain._runtime import ranges
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.on_threads("the ranks are threads of one process")]
+pytestmark = [pytest.mark.on_threads("the ranks are threads of one process")]
 RANGES = {
     "ringtrain.hook", "ringtrain.end of backward", "ringtrain.synchronize", "ringtrain.allreduce: late", "ringtrain.wait: late",
     "ringtrain.allgather: rows", "ringtrain.wait: rows", "ringtrain.barrier: unnamed",

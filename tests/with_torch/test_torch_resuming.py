@@ -11,7 +11,7 @@ from ringtrain._training import drift
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.testing import World
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 EPOCHS = 3
 
 

@@ -24,8 +24,6 @@ from ringtrain.torch.modes.sharded_buckets import SharedBucket
 from ringtrain.torch.modes.sharded_gradients import SentGradient
 from ringtrain.torch.modes.sharded_values import Arrivals, AwaitedParameters
 
-pytestmark = pytest.mark.timeout(120)
-
 STEPS = 5
 WORLDS = [(2, None), (2, "1+1"), (3, None), (4, "2+2")]
 OPTIMIZERS = {

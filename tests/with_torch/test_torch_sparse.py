@@ -13,7 +13,6 @@ from ringtrain._runtime.context import current
 from ringtrain.torch import sparse
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(180)
 
 
 def entries(rank: int, dtype: torch.dtype = torch.float32, dense: tuple[int, ...] = (2,)) -> torch.Tensor:

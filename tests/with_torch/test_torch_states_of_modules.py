@@ -10,8 +10,6 @@ import ringtrain.torch as hvd
 from ringtrain.errors import MismatchError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(60)
-
 KINDS = {
     "none on the root": lambda rank: None if rank == 0 else {"scale": 1},
     "dict": lambda rank: {"scale": rank, "history": torch.full((2,), float(rank))},

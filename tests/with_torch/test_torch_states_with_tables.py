@@ -12,7 +12,6 @@ from ringtrain.testing import World
 from ringtrain.torch.elastic.checkpoints import Folder
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(120)
 SAMPLES = 24
 
 

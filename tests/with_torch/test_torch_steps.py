@@ -26,7 +26,7 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain._training.rounds import BYTES_BEHIND_CODES
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 

@@ -15,7 +15,6 @@ import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(120)
 STEPS = 11
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 

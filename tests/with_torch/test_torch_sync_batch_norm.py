@@ -11,7 +11,6 @@ import ringtrain.torch as hvd
 from ringtrain.torch import sync_batch_norm
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(180)
 
 CHANNELS = 3
 PLAIN = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d, 5: torch.nn.BatchNorm3d}

@@ -11,7 +11,6 @@ import ringtrain.torch as hvd
 from ringtrain.testing import World
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.timeout(180)
 
 
 def test_first_values_do_not_depend_on_the_number_of_ranks():

@@ -15,8 +15,6 @@ from ringtrain._runtime.context import current
 from ringtrain.errors import NotInitializedError, RingtrainError
 from ringtrain.testing import World
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def steps(model, optimizer, rank, count):
     for number in range(count):

@@ -27,8 +27,6 @@ from torch_models import (
 
 import ringtrain.torch as hvd
 
-pytestmark = pytest.mark.timeout(180)
-
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),

@@ -3,13 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch_models import assert_replicas_equal, batches, network, parameters, share
 
 ROOT = Path(__file__).parents[2]
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def readme_example() -> str:

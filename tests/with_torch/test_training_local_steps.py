@@ -10,7 +10,7 @@ from torch_models import assert_all_close, assert_replicas_equal, batches, netwo
 import ringtrain as rt
 import ringtrain.torch as hvd
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.least_ranks(2)]
+pytestmark = pytest.mark.least_ranks(2)
 
 
 @pytest.mark.parametrize("within_host", [None, "exact"])

@@ -25,9 +25,6 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain._training.rounds import BYTES_BEHIND_CODES
 
-pytestmark = pytest.mark.timeout(180)
-
-
 # ---- parameters that not all ranks use ----
 
 

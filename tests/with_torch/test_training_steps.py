@@ -25,9 +25,6 @@ from torch_models import (
 import ringtrain as rt
 import ringtrain.torch as hvd
 
-pytestmark = pytest.mark.timeout(180)
-
-
 # ---- accumulation ----
 
 
