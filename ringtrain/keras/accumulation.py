@@ -13,8 +13,9 @@ from typing import Any
 import keras
 
 from ringtrain.keras.backends import backend
+from ringtrain.keras.types import Flag, Gradient, Gradients, Tensor, Variable
 
-Reduce = Callable[[list[Any]], list[Any]]
+Reduce = Callable[[list[Tensor | None]], list[Gradient | None]]
 
 
 class Accumulation:
@@ -32,10 +33,10 @@ class Accumulation:
         self._sums: dict[int, keras.Variable] = {}
         self._come: set[int] = set()  # variables that had a gradient since the last update
         self._traced: set[int] = set()  # variables that have one in a graph, which may run at any time
-        self._variables: list[Any] = []  # keeps them, and so their ids, alive
+        self._variables: list[Variable] = []  # keeps them, and so their ids, alive
         self._apart = False
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Makes room for the gradients of these variables; must run outside of conditions in a graph."""
         if self.passes == 1:
             return
@@ -52,12 +53,12 @@ class Accumulation:
                 self._variables.append(variable)
 
     @property
-    def counter(self) -> Any:
+    def counter(self) -> keras.Variable | None:
         """The variable that counts the passes of the update under way, by Horovod's name; None before the first pass."""
         return self._count
 
     @property
-    def carried(self) -> list[Any]:
+    def carried(self) -> list[keras.Variable]:
         """The count and the sums, where a step must be given them with the optimizer's variables to change them."""
         if self._count is None or self._apart or not backend.carries_variables:
             return []
@@ -83,7 +84,9 @@ class Accumulation:
                 total.assign(zeros_of(total))
         self._come.clear()
 
-    def collect(self, gradients: list[Any], variables: Sequence[Any], reduce: Reduce) -> tuple[Any, list[Any]]:
+    def collect(
+        self, gradients: list[Tensor | None], variables: Sequence[Variable], reduce: Reduce
+    ) -> tuple[Flag, list[Gradient | None]]:
         """Adds one pass. Returns whether it was the last, and then ``reduce`` of the sums, else the gradients as given.
 
         Args:
@@ -97,7 +100,7 @@ class Accumulation:
         self._count.assign(keras.ops.where(full, 0, self._count + 1))
         present: list[int] = []  # in a graph, where both branches are traced, leave() says what stay() must return
 
-        def leave() -> list[Any]:
+        def leave() -> list[Gradient | None]:
             totals = [None if gradient is None else total + gradient
                       for total, gradient in zip(sums, gradients, strict=True)]  # fmt: skip
             if self.average:
@@ -110,7 +113,7 @@ class Accumulation:
             present[:] = _places(reduced)
             return [reduced[place] for place in present]
 
-        def stay() -> list[Any]:
+        def stay() -> list[Gradient | None]:
             own = _places(gradients)
             for place in own:
                 sums[place].assign_add(gradients[place])
@@ -118,12 +121,12 @@ class Accumulation:
                 present[:] = own
             return [gradients[place] if place in own else zeros_of(sums[place]) for place in present]
 
-        results: list[Any] = [None] * len(gradients)
+        results: list[Gradient | None] = [None] * len(gradients)
         for place, result in zip(present, backend.cond(full, leave, stay), strict=True):
             results[place] = result
         return full, results
 
-    def _of(self, variable: Any, gradient: Any) -> Any:
+    def _of(self, variable: Variable, gradient: Tensor | None) -> Tensor | None:
         """A gradient in the dtype of its sum; zeros for a missing one of which there is a sum already, else None."""
         total, identity = self._sums[id(variable)], id(variable)
         if gradient is not None:
@@ -132,11 +135,11 @@ class Accumulation:
         return zeros_of(total) if identity in self._come or identity in self._traced else None
 
 
-def zeros_of(variable: Any) -> Any:
+def zeros_of(variable: Variable) -> Tensor:
     """Zeros for a variable, of its shape and dtype; ``keras.ops.zeros_like`` takes none on JAX."""
     return keras.ops.zeros(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
 
 
-def _places(gradients: Sequence[Any]) -> list[int]:
+def _places(gradients: Gradients) -> list[int]:
     """Where there is a gradient."""
     return [place for place, gradient in enumerate(gradients) if gradient is not None]

@@ -1,10 +1,11 @@
 """What an optimizer of local steps has beyond others: one class of methods for Keras 3 and tf_keras."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.types import Tensor, Variable
 
 if TYPE_CHECKING:  # loaded by those who average
     from ringtrain.keras.local_steps import AveragedVariables
@@ -25,12 +26,12 @@ class AveragingMethods:
             self._know_all(local)
             local.join()
 
-    def count_samples(self, samples: Any) -> None:
+    def count_samples(self, samples: Tensor | int) -> None:
         """With ``LocalSteps``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
         if self._local_steps is not None:
             self._local_steps.count_samples(samples)
 
-    def average_also(self, variables: Iterable[Any]) -> None:
+    def average_also(self, variables: Iterable[Variable]) -> None:
         """With ``LocalSteps``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.
 
         Floating-point ones become the average, others the maximum; random seeds are left alone. In ``fit``
@@ -40,11 +41,11 @@ class AveragingMethods:
             self._know_all(self._local_steps)
             self._local_steps.know(variables, False)
 
-    def local_steps_state(self) -> dict[str, Any]:
+    def local_steps_state(self) -> dict[str, object]:
         """With ``LocalSteps``: what the next synchronisation needs beside the variables, as NumPy arrays; Keras' files lack it."""
         return {} if self._local_steps is None else self._local_steps.state()
 
-    def load_local_steps_state(self, state: dict[str, Any]) -> None:
+    def load_local_steps_state(self, state: dict[str, object]) -> None:
         """Goes on with what ``local_steps_state`` has returned, on all ranks, when the variables are loaded."""
         if self._local_steps is not None and state:
             self._local_steps.load(state)
@@ -53,7 +54,7 @@ class AveragingMethods:
     def _local_steps(self) -> "AveragedVariables | None":
         return None if self._gradient_reduction is None else self._gradient_reduction.local_steps
 
-    def _averages_variables(self, gradients: Any) -> bool:
+    def _averages_variables(self, gradients: object) -> bool:
         """``synchronize`` of an optimizer of local steps; False: it is none, and synchronizes gradients."""
         reduction = self._gradient_reduction
         if reduction is None or reduction.settings.local is None:
@@ -68,12 +69,12 @@ class AveragingMethods:
         assert self._gradient_reduction is not None
         local.know(self._gradient_reduction.kinds.not_local(self._trained()), True)
 
-    def _trained(self) -> Sequence[Any]:
+    def _trained(self) -> Sequence[Variable]:
         """The variables that the optimizer updates, in an order that all ranks share."""
         raise NotImplementedError
 
 
-def require_none(method: str, gradients: Any) -> None:
+def require_none(method: str, gradients: object) -> None:
     """Raises InvalidArgumentError where a script synchronizes gradients of an optimizer of local steps."""
     if gradients is not None:
         raise InvalidArgumentError(

@@ -4,12 +4,14 @@ A Keras file names an object by the module, the name and the registration of its
 it loads without ringtrain.
 """
 
-from typing import Any
+from types import ModuleType
+
+from ringtrain.keras.types import Optimizer
 
 _REGISTERED = ">"  # between the package and the name of a class that ``register_keras_serializable`` knows
 
 
-def likened(methods: type, plain: type, keras: Any, **attributes: Any) -> type:
+def likened(methods: type, plain: type, keras: ModuleType, **attributes: object) -> type:
     """A subclass of ``plain`` with ``methods`` in front, under the name, module and registration of ``plain``.
 
     Args:
@@ -35,7 +37,7 @@ def likened(methods: type, plain: type, keras: Any, **attributes: Any) -> type:
     return kind
 
 
-def user_class(optimizer: Any, methods: type) -> type:
+def user_class(optimizer: Optimizer, methods: type) -> type:
     """The user's class of an optimizer, distributed or not."""
     kind = type(optimizer)
     return kind.__bases__[1] if issubclass(kind, methods) else kind

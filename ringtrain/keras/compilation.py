@@ -12,9 +12,10 @@ from ringtrain._binding.log import logger
 from ringtrain._runtime.context import current
 from ringtrain._runtime.process_sets import ProcessSet, members_of
 from ringtrain.keras.backends import backend
+from ringtrain.keras.types import Model
 
 
-def switch_off(model: Any, process_set: ProcessSet) -> bool:
+def switch_off(model: Model, process_set: ProcessSet) -> bool:
     """Makes a model train without compilation, says so on the set's lowest rank, and returns whether it had any."""
     if backend.compiles_operations or not model.jit_compile:
         return False
@@ -29,8 +30,8 @@ def switch_off(model: Any, process_set: ProcessSet) -> bool:
 
 def look_at_models(
     model_class: Any,
-    communicates_on: Callable[[Any], ProcessSet | None],
-    put_right: Callable[[Any], object] = lambda optimizer: None,
+    communicates_on: Callable[[object], ProcessSet | None],
+    put_right: Callable[[object], object] = lambda optimizer: None,
 ) -> None:
     """Puts ``switch_off`` before the ``make_train_function`` of a class of models, once.
 
@@ -42,7 +43,7 @@ def look_at_models(
     original = model_class.make_train_function
 
     @functools.wraps(original)
-    def make_train_function(self: Any, force: bool = False) -> Any:
+    def make_train_function(self: Model, force: bool = False) -> Callable:
         optimizer = getattr(self, "optimizer", None)
         put_right(optimizer)
         process_set = communicates_on(optimizer)

@@ -7,7 +7,7 @@ own loss decides for that rank. ``look_at_fits`` puts itself before ``fit``, whe
 import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ringtrain._runtime import exits
@@ -20,6 +20,7 @@ from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.optimizer import communicates_on, reduction_within
 from ringtrain.keras.replicas import require_equal
+from ringtrain.keras.types import Callback, Logs, Model, Params
 from ringtrain.keras.variables import path_of
 
 # Callbacks that write, and the attribute with the place. Classes of a user's own write as they say.
@@ -37,11 +38,11 @@ DECIDING = ("EarlyStopping", "ReduceLROnPlateau")  # by the metrics of an epoch
 class ArrangesCallbacks(Protocol):
     """A state that says which callbacks a ``fit`` of its model has."""
 
-    def arranged(self, callbacks: Sequence[Any], callback_class: Any) -> list[Any]:
+    def arranged(self, callbacks: Sequence[Callback], callback_class: type) -> list[Callback]:
         """As ``arranged`` here, without asking the other ranks."""
 
 
-def look_at_fits(model_class: Any, callback_class: Any) -> None:
+def look_at_fits(model_class: Any, callback_class: type) -> None:
     """Puts ``arranged`` before the ``fit`` of a class of models, once.
 
     Args:
@@ -51,7 +52,7 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
     original = model_class.fit
     parameters = inspect.signature(original)
 
-    def fitted(*args: Any, **kwargs: Any) -> Any:
+    def fitted(*args: object, **kwargs: object) -> object:
         try:
             return original(*args, **kwargs)
         except Exception as problem:  # of the framework, that a graph or a program has failed
@@ -60,10 +61,10 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
             raise told from None
 
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: Model, *args: object, **kwargs: object) -> object:
         process_set, state = communicates_on(getattr(self, "optimizer", None)), followed()
 
-        def of_this_rank(callbacks: Sequence[Any]) -> list[Any]:
+        def of_this_rank(callbacks: Sequence[Callback]) -> list[Callback]:
             if isinstance(state, ArrangesCallbacks):
                 return state.arranged(callbacks, callback_class)
             assert process_set is not None
@@ -83,7 +84,9 @@ def look_at_fits(model_class: Any, callback_class: Any) -> None:
     model_class.fit = fit
 
 
-def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: ProcessSet, model: Any) -> list[Any]:
+def arranged(
+    callbacks: Sequence[Callback], callback_class: type, process_set: ProcessSet, model: Model
+) -> list[Callback]:
     """The callbacks of this rank, without those whose files another rank writes. Collective.
 
     Args:
@@ -112,7 +115,7 @@ def arranged(callbacks: Sequence[Any], callback_class: Any, process_set: Process
     return [*(each for each in kept if each is not None), made(EpochEndHooks, callback_class)(process_set)]
 
 
-def place_of(callback: Any) -> tuple[str, str] | None:
+def place_of(callback: Callback) -> tuple[str, str] | None:
     """What a callback of Keras is, and where it writes; None for one that does not, or is a class of the user's own."""
     kind = type(callback)
     if kind.__name__ not in PLACES or kind.__module__.partition(".")[0] not in ("keras", "tf_keras"):
@@ -121,7 +124,7 @@ def place_of(callback: Any) -> tuple[str, str] | None:
     return kind.__name__, path if "://" in path else os.path.abspath(path)
 
 
-def decides_too_early(callbacks: Sequence[Any]) -> str:
+def decides_too_early(callbacks: Sequence[Callback]) -> str:
     """The first callback that decides by metrics which a MetricAverageCallback behind it averages; "" if there is none."""
     averaging = [place for place, each in enumerate(callbacks) if isinstance(each, MetricHooks)]
     for each in callbacks[: averaging[0] if averaging else 0]:
@@ -152,7 +155,7 @@ class _Trained(NamedTuple):
     parameters: list[Parameter]
 
 
-def trained_by(model: Any) -> _Trained | None:
+def trained_by(model: Model) -> _Trained | None:
     """What is trained of a model; None where it is not known yet, or may differ."""
     reduction = reduction_within(getattr(model, "optimizer", None))
     if reduction is None or not reduction.settings.mode.compares or not model.built:
@@ -162,7 +165,7 @@ def trained_by(model: Any) -> _Trained | None:
     return _Trained(sorted(str(list(each.shape)) for each in model.variables), parameters)
 
 
-def _refuse_unequal_trained(of_ranks: Mapping[int, _Trained | None], model: Any) -> None:
+def _refuse_unequal_trained(of_ranks: Mapping[int, _Trained | None], model: Model) -> None:
     known = [(rank, theirs) for rank, theirs in of_ranks.items() if theirs is not None]
     if any(theirs.model != known[0][1].model for _, theirs in known):
         return
@@ -184,15 +187,15 @@ class RestoringHooks:
         self._callback = callback
         callback.delete_checkpoint = False
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         """Hands the model on."""
         self._callback.set_model(model)
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Reads, as on every rank."""
         self._callback.on_train_begin(logs)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Lets go of what it has read."""
         self._callback.on_train_end(logs)
 
@@ -208,26 +211,26 @@ class EpochEndHooks:
     """
 
     _supports_tf_logs = True  # it needs no metrics
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(self, process_set: ProcessSet):
         super().__init__()
         self._process_set = process_set
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Nobody stops yet."""
         if (reduction := reduction_within(self.model.optimizer)) is not None:
             reduction.watching.begin_fit()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """If one rank stops within an epoch all do, behind the batch after."""
         reduction, batches = reduction_within(self.model.optimizer), (self.params or {}).get("steps")
         if reduction is not None and batches is not None:
             stops, is_last = bool(self.model.stop_training), batch + 1 >= batches
             self.model.stop_training = reduction.watching.stops_with_all(stops, is_last)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Compares; variables at the end of the last epoch, and of others where it takes little of the time."""
         stops = bool(self.model.stop_training)
         _require_equal_stops(stops, epoch, self._process_set)
@@ -241,24 +244,24 @@ def _require_equal_stops(stops: bool, epoch: int, process_set: ProcessSet) -> No
     require_equal({"stop_training": stops}, "fit.stops", process_set, demand, advice)
 
 
-def compare_replicas(model: Any, always: bool) -> None:
+def compare_replicas(model: Model, always: bool) -> None:
     """``KerasReducer.compare_now`` for a model with a distributed optimizer."""
     reduction = reduction_within(model.optimizer)
     if reduction is not None:
         reduction.watching.compare_now(model.trainable_variables, always)
 
 
-def _that_reads(callback: Any, callback_class: Any) -> Any:
+def _that_reads(callback: Callback, callback_class: type) -> Callback | None:
     """What is left of a callback whose files another rank writes; None if nothing is."""
     return made(RestoringHooks, callback_class)(callback) if type(callback).__name__ == "BackupAndRestore" else None
 
 
-def made(hooks: type, callback_class: Any) -> Any:
+def made(hooks: type, callback_class: type) -> Callable[..., Callback]:
     """A class of callbacks with these hooks."""
     return type(hooks.__name__, (hooks, callback_class), {})
 
 
-def _listed(callbacks: Any) -> list[Any]:
+def _listed(callbacks: Callback | list[Callback] | tuple[Callback, ...] | None) -> list[Callback]:
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

@@ -7,7 +7,8 @@ they were traced.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 from jax.experimental import io_callback
 from keras.src.backend.common.stateless_scope import get_stateless_scope  # Keras has no public name for it
+from numpy.typing import ArrayLike
 
 import ringtrain.jax as hvd
 from ringtrain._binding import tables
@@ -32,6 +34,13 @@ from ringtrain.jax import names as naming
 from ringtrain.jax.watching import FORMS, watched_in_a_program
 from ringtrain.keras.presence import Combine, combine_each, reduce_present
 from ringtrain.keras.stepping import CALLED
+from ringtrain.keras.types import Flag
+
+if TYPE_CHECKING:
+    from ringtrain.embedding.table import SelfUpdatingTable
+    from ringtrain.keras.settings import Settings as ReductionSettings
+
+Result = TypeVar("Result")
 
 columns = ["KERAS_BACKEND=jax"]
 compiles_operations = carries_variables = True
@@ -62,7 +71,7 @@ def is_compiled() -> bool:
     return False
 
 
-def scopes() -> list[Any]:
+def scopes() -> list[object]:
     """The program that is being traced; outside of any, one object that stands for that."""
     return [naming.program() or _EAGER]
 
@@ -70,7 +79,7 @@ def scopes() -> list[Any]:
 # ---- what a step is made of ----
 
 
-def cond(condition: Any, true: Callable[[], Any], false: Callable[[], Any]) -> Any:
+def cond(condition: Flag, true: Callable[[], Result], false: Callable[[], Result]) -> Result:
     """``keras.ops.cond``, with what the branches assign to variables that the step was given."""
     if not isinstance(condition, jax.core.Tracer):
         return true() if condition else false()
@@ -79,8 +88,8 @@ def cond(condition: Any, true: Callable[[], Any], false: Callable[[], Any]) -> A
         return jax.lax.cond(condition, true, false)
     given = list(scope.state_mapping)
 
-    def branch(act: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
+    def branch(act: Callable[[], Result]) -> Callable[[], tuple[Result, list[jax.Array]]]:
+        def run() -> tuple[Result, list[jax.Array]]:
             with keras.StatelessScope() as inner:
                 inner.state_mapping = dict(scope.state_mapping)
                 result = act()
@@ -94,13 +103,15 @@ def cond(condition: Any, true: Callable[[], Any], false: Callable[[], Any]) -> A
 
 
 def on_host(
-    function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], results: Sequence[tuple[tuple[int, ...], str]]
-) -> list[Any]:
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[jax.Array | float],
+    results: Sequence[tuple[tuple[int, ...], str]],
+) -> list[np.ndarray | jax.Array]:
     """Calls a function with arrays when the step runs; returns its arrays, of these shapes and dtypes."""
     if not is_traced():
         return list(function(*(np.asarray(each) for each in inputs)))
 
-    def call(*arrays: Any) -> list[np.ndarray]:
+    def call(*arrays: jax.Array) -> list[np.ndarray]:
         found = function(*(np.asarray(each) for each in arrays))
         return [np.asarray(each, dtype).reshape(shape) for each, (shape, dtype) in zip(found, results, strict=True)]
 
@@ -108,7 +119,12 @@ def on_host(
     return list(io_callback(call, expected, *inputs, ordered=True))
 
 
-def apply(plain: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def apply(
+    plain: Any,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[jax.Array],
+    variables: Sequence[keras.Variable],
+) -> None:
     """The update of the user's class; a LossScaleOptimizer has one for programs, since its conditions assign variables."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         plain.apply(gradients, variables)
@@ -121,7 +137,7 @@ def apply(plain: Any, optimizer: Any, gradients: Sequence[Any], variables: Seque
         variable.assign(value)
 
 
-def is_given(variable: Any) -> bool:
+def is_given(variable: keras.Variable) -> bool:
     """Whether a variable has its value in the step that runs: a program, and Keras' step, have no others."""
     scope = get_stateless_scope()
     return not is_traced() if scope is None else scope.get_current_value(variable) is not None
@@ -130,12 +146,12 @@ def is_given(variable: Any) -> bool:
 # ---- values ----
 
 
-def operations_for(value: Any) -> Any:
+def operations_for(value: ArrayLike) -> ModuleType:
     """The module whose operations take a value."""
     return hvd
 
 
-def tensor(value: Any) -> jax.Array:
+def tensor(value: ArrayLike) -> jax.Array:
     """A value as the operations take it."""
     return keras.ops.convert_to_tensor(value)
 
@@ -148,7 +164,7 @@ def own_name(name: str | None) -> str | None:
 # ---- gradients ----
 
 
-def wire_of(compression: Any) -> str | None:
+def wire_of(compression: object) -> str | None:
     """The core's name for what a compression does; None for all else."""
     if compression is None:
         return "none"
@@ -168,13 +184,16 @@ def divided_by_size(gradient: jax.Array, process_set: ProcessSet) -> jax.Array:
     return gradient * (1.0 / size_of(process_set))
 
 
-def like(result: Any, gradient: jax.Array) -> jax.Array:
+def like(result: np.ndarray, gradient: jax.Array) -> jax.Array:
     """What ``on_host`` has returned in the place of a gradient."""
     return jnp.asarray(result, gradient.dtype)
 
 
 def reduce(
-    gradients: Sequence[jax.Array | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[jax.Array | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[jax.Array | None]:
     """The gradients combined over the ranks as ``reduction.Settings`` say; each group of them is one operation."""
     check_needs(columns, {"elastic.State": followed() is not None})
@@ -190,14 +209,20 @@ def reduce(
 
 
 def completed(
-    gradients: Sequence[jax.Array | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[jax.Array | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[jax.Array | None]:
     """The gradients with zeros for those that only other ranks have."""
     return _reduce_present(gradients, names, variables, settings, 1, lambda places, found: [found[at] for at in places])
 
 
 def maxima(
-    gradients: Sequence[jax.Array | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[jax.Array | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[jax.Array | None]:
     """The largest of the ranks' values, element by element."""
 
@@ -211,8 +236,8 @@ def maxima(
 def _reduce_present(
     gradients: Sequence[jax.Array | None],
     names: Sequence[str],
-    variables: Sequence[Any],
-    settings: Any,
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
     groups: Groups,
     combine: Combine,
 ) -> list[jax.Array | None]:
@@ -224,15 +249,15 @@ def _reduce_present(
     )
 
 
-def keeps_residuals(compression: Any) -> bool:
+def keeps_residuals(compression: object) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return wire_of(compression) in tables.WITHOUT_FEEDBACK
 
 
-def settle_residuals(used: Any, session: Session, prefix: str) -> None:
+def settle_residuals(used: Flag, session: Session, prefix: str) -> None:
     """``residuals.settle``, when the step runs."""
 
-    def settle(used: Any) -> list[np.ndarray]:
+    def settle(used: np.ndarray) -> list[np.ndarray]:
         residuals.settle(session, prefix, bool(used))
         return []
 
@@ -242,12 +267,17 @@ def settle_residuals(used: Any, session: Session, prefix: str) -> None:
 # ---- whether ranks step alike ----
 
 
-def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
+def watch(session: Session, name: str, parameters: Sequence[keras.Variable]) -> Watch:
     """What compares the ranks' steps with each other."""
     return Watch(session, name, CALLED, FORMS)
 
 
-def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence[tuple[str, Any]]) -> Comparison:
+def comparison(
+    watch: Watch,
+    settings: Settings,
+    rate: keras.Variable | jax.Array | float | None,
+    parameters: Sequence[tuple[str, keras.Variable]],
+) -> Comparison:
     """What a step compares, as ``tensorflow.watching.comparison`` has it: in a program, of what it was given."""
     if not is_traced():
         number = None if rate is None else keras.ops.convert_to_numpy(rate)
@@ -256,11 +286,13 @@ def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence
     return Comparison(watch, settings, rate if given else None, given, lambda variable: variable.value)
 
 
-def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], list[Any]]) -> list[Any]:
+def watched(
+    compared: Comparison, process_set: ProcessSet, reduce: Callable[[], list[jax.Array | None]]
+) -> list[jax.Array | None]:
     """What ``reduce`` returns, once ranks have found that they step alike; as ``tensorflow.watching.watched`` has it."""
     if not is_traced():
         return compared.around(reduce, compared.rate)
-    settings: dict[str, Any] = {name: float(number) for name, number in compared.settings.items()}
+    settings: dict[str, jax.Array | float] = {name: float(number) for name, number in compared.settings.items()}
     if compared.rate is not None:
         settings["learning_rate"] = keras.ops.convert_to_tensor(compared.rate)
     values = {name: variable.value for name, variable in compared.parameters}
@@ -270,11 +302,11 @@ def watched(compared: Comparison, process_set: ProcessSet, reduce: Callable[[], 
 # ---- what there is not ----
 
 
-def rows_of(table: Any, ids: Any, anchor: Any) -> jax.Array:
+def rows_of(table: "SelfUpdatingTable", ids: jax.Array, anchor: keras.Variable) -> jax.Array:
     """Rows of a ``SelfUpdatingTable``; refused when the layer is built."""
     raise AssertionError
 
 
-def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> Any:
+def dataset(reader: Callable[[], Iterator[object]], example: object) -> None:
     """What ``fit`` reads of an elastic sampler."""
     check_needs(columns, {"survives on the host": True}, "elastic.batches")

@@ -6,6 +6,7 @@ they share in what that one does to all gradients.
 
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from ringtrain.embedding.optimizers import SGD, Adagrad, RowOptimizer, RowWiseAd
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.keras.backends import backend
 from ringtrain.keras.rows import check
+from ringtrain.keras.types import Tensor
 
 __all__ = ["SGD", "Adagrad", "RowWiseAdagrad", "ShardedEmbedding", "SparseAdam"]
 
@@ -64,7 +66,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self, input_dim: int, output_dim: int, optimizer: str | RowOptimizer = "adagrad", seed: int = 0,
         initializer: str | Initializer = "uniform", scale: float = 0.05, dealing: str = "modulo",
         storage: str = "memory", path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
-        op: int = Average, process_set: ProcessSet = global_process_set, replicas: int = 1, **arguments: Any,
+        op: int = Average, process_set: ProcessSet = global_process_set, replicas: int = 1, **arguments: object,
     ):  # fmt: skip
         super().__init__(**arguments)
         self.input_dim, self.output_dim = input_dim, output_dim
@@ -76,7 +78,7 @@ class ShardedEmbedding(keras.layers.Layer):
         }  # fmt: skip
         self.table: SelfUpdatingTable | None = None
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tuple | None = None) -> None:
         """Makes this rank's rows; collective, but for an elastic job, where the first use does."""
         check_needs(backend.columns, {"ShardedEmbedding": True}, f"ShardedEmbedding '{self.name}'")
         self.table = SelfUpdatingTable(self.name, self.input_dim, self.output_dim, **self._given)
@@ -84,14 +86,14 @@ class ShardedEmbedding(keras.layers.Layer):
         self.anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", dtype="float32", autocast=False)
         self.anchor.sharded_table = self.table
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensor) -> Tensor:
         """Rows of ids, whole numbers of any shape: of shape (\\*ids, output_dim), in the dtype that the layer computes in."""
         return keras.ops.cast(backend.rows_of(self.table, inputs, self.anchor), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: tuple) -> tuple:
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, inputs: Any, *_: Any, **__: Any) -> Any:
+    def compute_output_spec(self, inputs: keras.KerasTensor, *_: object, **__: object) -> keras.KerasTensor:
         return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
 
     def save_table(self, folder: str | os.PathLike) -> None:
@@ -122,12 +124,12 @@ class ShardedEmbedding(keras.layers.Layer):
         return self.table
 
 
-def _look_at_models(model_class: Any) -> None:
+def _look_at_models(model_class: type[keras.Model]) -> None:
     """Has each model of a class asked before its step is built whether its optimizer can train the layers' rows."""
     original = model_class.make_train_function
 
     @functools.wraps(original)
-    def make_train_function(self: Any, force: bool = False) -> Any:
+    def make_train_function(self: keras.Model, force: bool = False) -> Callable:
         for layer in self._flatten_layers():
             if isinstance(layer, ShardedEmbedding):
                 check(getattr(self, "optimizer", None), layer.name, layer._given["process_set"])

@@ -7,7 +7,6 @@ a period.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -24,6 +23,7 @@ from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.stepping import CALLED, Stepping
+from ringtrain.keras.types import Flag, Tensor, Variable
 from ringtrain.keras.variables import own_name
 
 _BEGINS, _ENDS = 1, 2  # bits of what a step is in its period
@@ -32,7 +32,7 @@ _BEGINS, _ENDS = 1, 2  # bits of what a step is in its period
 class _Staged(Shared):
     """A variable's values on their way, as ``ringtrain._training.averaging`` takes them."""
 
-    def __init__(self, name: str, variable: Any, is_trained: bool):
+    def __init__(self, name: str, variable: Variable, is_trained: bool):
         is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
         super().__init__(NUMPY, name, Role.of(is_trained, is_float), lambda: self.array)
         self.variable = variable
@@ -71,7 +71,7 @@ class AveragedVariables:
         self._process_set = process_set
         self._period = mode.period()
         self._known: dict[int, _Staged] = {}
-        self._samples: Any = None  # of the next step
+        self._samples: Tensor | int | None = None  # of the next step
         self._made: Worker | None = None
         self._neighbours: ProcessSet | None = None
 
@@ -85,7 +85,7 @@ class AveragedVariables:
         """Whether the next update is an exact one."""
         return self._period.warms_up
 
-    def asks_whether_it_warms_up(self) -> Any:
+    def asks_whether_it_warms_up(self) -> Tensor:
         """``warms_up`` when the step runs, as a boolean tensor of the graph."""
         answer = backend.on_host(lambda: [np.array(self._period.warms_up)], [], [((), "bool")])[0]
         return keras.ops.reshape(answer, ())
@@ -107,18 +107,18 @@ class AveragedVariables:
 
     # ---- steps ----
 
-    def know(self, variables: Iterable[Any], is_trained: bool) -> None:
+    def know(self, variables: Iterable[Variable], is_trained: bool) -> None:
         """Adds variables that are averaged, in an order that all ranks share; random seeds stay each rank's own."""
         for variable in variables:
             if id(variable) not in self._known and not is_seed(variable):
                 name = f"{len(self._known)}.{own_name(variable)}"
                 self._known[id(variable)] = _Staged(name, variable, is_trained)
 
-    def count_samples(self, samples: Any) -> None:
+    def count_samples(self, samples: Tensor | int) -> None:
         """What the next step weighs: a number, or a tensor of the graph that the step is in."""
         self._samples = samples
 
-    def around(self, used: Any, update: Callable[[], None]) -> None:
+    def around(self, used: Flag, update: Callable[[], object]) -> None:
         """Runs an update as a local step.
 
         Args:
@@ -129,7 +129,7 @@ class AveragedVariables:
         samples, self._samples = self._samples, None
         given = self._given()
 
-        def begin(used: Any, samples: Any) -> list[np.ndarray]:
+        def begin(used: np.ndarray, samples: np.ndarray) -> list[np.ndarray]:
             return self._begin_step(used, samples, len(given))
 
         place = backend.on_host(begin, [used, -1 if samples is None else samples], [((), "int32")])[0]
@@ -175,7 +175,7 @@ class AveragedVariables:
 
     # ---- on the host ----
 
-    def _begin_step(self, used: Any, samples: Any, given: int) -> list[np.ndarray]:
+    def _begin_step(self, used: np.ndarray, samples: np.ndarray, given: int) -> list[np.ndarray]:
         """Counts the step; returns whether the common copy is to be taken before it, and whether a period ends with it."""
         worker = self._require_worker()
         if samples >= 0:
@@ -212,11 +212,11 @@ class AveragedVariables:
 
     # ---- checkpoints ----
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What the next synchronisation needs, beside the variables."""
         return self._require_worker().state()
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, object]) -> None:
         """Goes on with it."""
         self._require_worker().load(state)
 
@@ -235,12 +235,12 @@ def _changed_by(act: Callable[[], None], staged: Sequence[_Staged]) -> list[np.n
     return [each.array for each in staged]
 
 
-def _value_of(variable: Any) -> Any:
+def _value_of(variable: keras.Variable) -> Tensor:
     """A variable's value, as a tensor; that of TensorFlow's own variables is a method."""
     return variable.value() if callable(variable.value) else variable.value
 
 
-def _when(condition: Any, action: Callable[[], None]) -> None:
+def _when(condition: Flag, action: Callable[[], None]) -> None:
     if not backend.is_traced():
         if bool(condition):
             action()

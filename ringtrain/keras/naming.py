@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ringtrain._runtime.context import current
 from ringtrain._training.adapter.numbering import keep_number, next_number
 from ringtrain._training.session import NewWorld
+from ringtrain.keras.types import Variable
 from ringtrain.keras.variables import own_name
 
 _KIND = "optimizer"  # of objects that are numbered
@@ -22,7 +22,7 @@ class GradientNames:
     """
 
     def __init__(self, process_set: Callable[[], int], name: str | None):
-        self.variables: list[Any] = []
+        self.variables: list[Variable] = []
         self._process_set = process_set
         self._name = name
         self._names: dict[int, str] = {}
@@ -53,7 +53,7 @@ class GradientNames:
             self._context = current()
             keep_number(self._context, self._process_set(), _KIND, number)
 
-    def of(self, variable: Any) -> str:
+    def of(self, variable: Variable) -> str:
         """A name that is the same on all ranks: they see the variables in one order."""
         name = self._names.get(id(variable))
         if name is None:
@@ -62,6 +62,6 @@ class GradientNames:
             self.variables.append(variable)
         return name
 
-    def named(self, variables: Sequence[Any]) -> dict[str, Any]:
+    def named(self, variables: Sequence[Variable]) -> dict[str, Variable]:
         """Variables by the names of their gradients, without the prefix; in an order that all ranks share."""
         return {self.of(variable).removeprefix(f"{self.prefix}."): variable for variable in variables}

@@ -1,13 +1,13 @@
 """What an optimizer has beyond others whose gradients are reduced on the host: one class of methods for Keras 3 and tf_keras."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
 
 from ringtrain._training.on_host import HostReducer
 from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.types import Tensor, Variable
 
 
 class HostMethods:
@@ -61,16 +61,16 @@ class HostMethods:
     def _host(self) -> HostReducer | None:
         return None if self._gradient_reduction is None else self._gradient_reduction.host
 
-    def _named(self) -> dict[str, Any]:
+    def _named(self) -> dict[str, Variable]:
         return {} if self._gradient_reduction is None else self._gradient_reduction.names.named(self._trained())
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(variable.shape) for name, variable in self._named().items()}
 
-    def _trained(self) -> Sequence[Any]:
+    def _trained(self) -> Sequence[Variable]:
         """The variables that the optimizer updates, in an order that all ranks share."""
         raise NotImplementedError
 
-    def _apply_own(self, gradients: list[Any], variables: list[Any]) -> None:
+    def _apply_own(self, gradients: list[Tensor], variables: list[Variable]) -> None:
         """The user's update, with gradients of all ranks."""
         raise NotImplementedError

@@ -6,10 +6,11 @@ the reducing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
+import numpy as np
 
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.operations import Average, Sum
@@ -26,11 +27,13 @@ from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, when
 from ringtrain.keras.rows import check_all, combined_by, is_combined_by, settled
 from ringtrain.keras.settings import Settings
+from ringtrain.keras.types import Compression, Flag, Gradient, Gradients, Layer, Optimizer, Tensor, Variable
 
 if TYPE_CHECKING:  # the user's class comes behind it
-    _Optimizer: Any
+    from keras.optimizers import Optimizer as _Base
 else:
-    _Optimizer = object
+    _Base = object
+_Optimizer = TypeVar("_Optimizer", bound=Optimizer)
 
 
 def DistributedOptimizer(
@@ -38,12 +41,12 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = None,
+    compression: Compression = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | Sequence[Sequence[keras.Variable]] | None = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -115,15 +118,15 @@ def PartialDistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = None,
+    compression: Compression = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | Sequence[Sequence[keras.Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: keras.Layer | Sequence[keras.Layer] | None = None,
     scale_local_gradients: bool = True,
     mode: Mode | None = None,
 ) -> keras.optimizers.Optimizer:
@@ -158,7 +161,7 @@ def PartialDistributedOptimizer(
     return distribute(optimizer, settings, name)
 
 
-def distribute(optimizer: Any, settings: Settings, name: str | None = None) -> Any:
+def distribute(optimizer: _Optimizer, settings: Settings, name: str | None = None) -> _Optimizer:
     """Gives an optimizer the class and the reduction that make it distributed; one that has them gets new ones."""
     check_scaling("DistributedOptimizer", settings.op, settings.gradient_predivide_factor)
     check_passes(settings.backward_passes_per_step)
@@ -189,12 +192,12 @@ def take_over(kinds: tuple[type, ...], make_distributed: Callable[[Any, KerasRed
     _adapters.append((kinds, make_distributed))
 
 
-def reduction_of(optimizer: Any) -> KerasReducer | None:
+def reduction_of(optimizer: object) -> KerasReducer | None:
     """The reduction of a distributed optimizer; None for any other object."""
     return getattr(optimizer, "_gradient_reduction", None)
 
 
-def hoist(optimizer: Any) -> bool:
+def hoist(optimizer: object) -> bool:
     """Has LossScaleOptimizer(DistributedOptimizer(x)), which ``compile`` makes, reduce gradients itself; False for all others.
 
     A LossScaleOptimizer looks for infinities in the gradients that it is given: they must be those of all ranks, or one
@@ -208,13 +211,13 @@ def hoist(optimizer: Any) -> bool:
     return True
 
 
-class _Distributed(AveragingMethods, HostMethods, _Optimizer):
+class _Distributed(AveragingMethods, HostMethods, _Base):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
 
     @backend.unconverted
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(self, grads: Gradients, trainable_variables: Sequence[Variable] | None = None) -> None:
         """The user's ``apply`` with gradients of all ranks: reduced here, or by ``synchronize`` before."""
         reduction = self._gradient_reduction
         grads = list(grads)
@@ -247,45 +250,48 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
             local.know(reduction.kinds.not_local(variables), True)
         when(full, update if local is None else lambda: local.around(self._uses(grads), update))
 
-    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Tensor], grads: Sequence[Tensor], trainable_variables: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Keras' own, by way of ``apply``: that of a LossScaleOptimizer looks for infinities in gradients of this rank alone."""
         reduction = self._gradient_reduction
         if reduction is None or is_combined_by(reduction):
-            result: tuple[Any, Any] = super().stateless_apply(optimizer_variables, grads, trainable_variables)
-            return result
-        plain: Any = keras.optimizers.Optimizer
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        plain = keras.optimizers.Optimizer
         return plain.stateless_apply(self, optimizer_variables, grads, trainable_variables)
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[keras.Variable]:
         """Those of the user's class; on JAX, where a step is given all that it changes, with the sums of several passes."""
-        plain: list[Any] = list(super().variables)
+        plain: list[keras.Variable] = list(super().variables)
         if self._gradient_reduction is None or isinstance(getattr(self, "inner_optimizer", None), _Distributed):
             return plain  # that one has them
         return [*plain, *self._gradient_reduction.accumulation.carried]
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Writes what the user's class does."""
         with self._as_in_files():
             super().save_own_variables(store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Reads what the user's class does."""
         with self._as_in_files():
             super().load_own_variables(store)
 
-    def _as_in_files(self) -> Any:
+    def _as_in_files(self) -> AbstractContextManager[None]:
         reduction = self._gradient_reduction
         return nullcontext() if reduction is None else reduction.accumulation.apart()
 
-    def _uses(self, gradients: Sequence[Any]) -> Any:
+    def _uses(self, gradients: Gradients) -> Flag:
         """Whether ``apply`` uses gradients: a LossScaleOptimizer skips those that are not finite."""
         if not isinstance(self, keras.optimizers.LossScaleOptimizer):
             return True
         return self.check_finite([gradient for gradient in gradients if gradient is not None])
 
     @backend.unconverted
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> list[tuple[Any, Any]]:
+    def synchronize(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]] | None = None
+    ) -> list[tuple[Gradient | None, Variable]]:
         """Reduces gradients now, to clip or unscale them for example; then apply them within ``skip_synchronize()``.
 
         With ``every`` it has no argument, and averages what the ranks have changed since the last time.
@@ -312,11 +318,11 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         reduction.pairing.note(backend.scopes(), full)
         return list(zip(gradients, variables, strict=True))
 
-    def _trained(self) -> list[Any]:
-        variables: list[Any] = self._trainable_variables
+    def _trained(self) -> list[Variable]:
+        variables: list[Variable] = self._trainable_variables
         return variables
 
-    def _apply_own(self, gradients: list[Any], variables: list[Any]) -> None:
+    def _apply_own(self, gradients: list[Tensor], variables: list[Variable]) -> None:
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             scale = self.dynamic_scale
             gradients = [gradient * keras.ops.cast(scale, gradient.dtype) for gradient in gradients]
@@ -324,7 +330,7 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         with combined_by(self._gradient_reduction), self._gradient_reduction.accumulation.apart():
             backend.apply(super(), self, gradients, variables)
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: Variable) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
         if self._gradient_reduction is not None:
             self._gradient_reduction.kinds.keep_local(variable)
@@ -341,13 +347,15 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         with reduction.pairing.skip():
             yield
 
-    def build(self, variables: Sequence[Any]) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """The user's ``build``, with room for accumulated gradients."""
         super().build(variables)
         if self._gradient_reduction is not None:
             self._gradient_reduction.accumulation.build(variables)
 
-    def _collect(self, gradients: list[Any], variables: list[Any]) -> tuple[Any, list[Any]]:
+    def _collect(
+        self, gradients: list[Gradient | None], variables: list[Variable]
+    ) -> tuple[Flag, list[Gradient | None]]:
         if not self.built:  # Keras would build in apply, within the condition that an accumulation needs
             with keras.name_scope(self.name, caller=self):
                 self.build(variables)
@@ -355,16 +363,18 @@ class _Distributed(AveragingMethods, HostMethods, _Optimizer):
         scale = self.dynamic_scale if isinstance(self, keras.optimizers.LossScaleOptimizer) else None
         return self._gradient_reduction.collect(gradients, variables, scale)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # LossScaleOptimizer takes over the scaling of the optimizer that it is put around, by this very assignment.
         if name == "loss_scale_factor" and value is None and self._gradient_reduction is not None:
             self._gradient_reduction.note_surrounded(True)
         super().__setattr__(name, value)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
+    def from_config(
+        cls, config: dict[str, object], custom_objects: dict[str, object] | None = None
+    ) -> keras.optimizers.Optimizer:
         """A distributed optimizer of the user's class with the same settings; all ranks must make it."""
-        plain: Any = cls.__bases__[1]
+        plain: type[keras.optimizers.Optimizer] = cls.__bases__[1]
         arguments = {} if custom_objects is None else {"custom_objects": custom_objects}
         return distribute(plain.from_config(config, **arguments), cls._settings)
 
@@ -391,12 +401,12 @@ _adapters: list[tuple[tuple[type, ...], Callable[[Any, KerasReducer], None]]] = 
 ]
 
 
-def reduction_within(optimizer: Any) -> KerasReducer | None:
+def reduction_within(optimizer: object) -> KerasReducer | None:
     """That of a distributed optimizer, or of the one within a LossScaleOptimizer; None for any other."""
     return reduction_of(optimizer) or reduction_of(getattr(optimizer, "inner_optimizer", None))
 
 
-def communicates_on(optimizer: Any) -> ProcessSet | None:
+def communicates_on(optimizer: object) -> ProcessSet | None:
     """The ranks that an optimizer, or the one within a LossScaleOptimizer, reduces with; None if there are none."""
     reduction = reduction_within(optimizer)
     return reduction.settings.process_set if reduction is not None and reduction.settings.travels else None
@@ -408,12 +418,14 @@ look_at_models(keras.Model, communicates_on, hoist)
 # ---- arguments ----
 
 
-def checked_groups(num_groups: int, groups: Any) -> int | list[list[Any]] | None:
+def checked_groups(
+    num_groups: int, groups: int | Sequence[Sequence[Variable]] | None
+) -> int | list[list[Variable]] | None:
     """The argument ``groups``, or ``num_groups``; raises InvalidArgumentError for what cannot be."""
     return given_groups("DistributedOptimizer", num_groups, groups, "variable", stacklevel=3)
 
 
-def _layers(given: Any) -> tuple[Any, ...]:
+def _layers(given: Layer | Sequence[Layer] | None) -> tuple[Layer, ...]:
     layers = () if given is None else tuple(given) if isinstance(given, (list, tuple, set)) else (given,)
     for layer in layers:
         if not hasattr(layer, "trainable_variables"):
@@ -424,7 +436,7 @@ def _layers(given: Any) -> tuple[Any, ...]:
     return layers
 
 
-def _not_an_optimizer(optimizer: Any) -> InvalidArgumentError:
+def _not_an_optimizer(optimizer: object) -> InvalidArgumentError:
     kind = type(optimizer)
     advice = "Pass an object of keras.optimizers."
     if kind.__module__.startswith("tf_keras"):

@@ -7,15 +7,15 @@ A condition's branch is a graph of its own and sees what was synchronized around
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.keras.types import Flag
 
 
 class _Synchronized:
     """One call of ``synchronize()``: whether an update is due after it, and the scopes that have made it."""
 
-    def __init__(self, full: Any):
+    def __init__(self, full: Flag):
         self.full = full
         self.applied_in: weakref.WeakSet = weakref.WeakSet()
 
@@ -30,7 +30,7 @@ class Pairing:
     def __init__(self, name: str):
         self.skipping = False
         self._name = name
-        self._by_scope: weakref.WeakKeyDictionary[Any, _Synchronized] = weakref.WeakKeyDictionary()
+        self._by_scope: weakref.WeakKeyDictionary[object, _Synchronized] = weakref.WeakKeyDictionary()
 
     @contextmanager
     def skip(self) -> Iterator[None]:
@@ -41,11 +41,11 @@ class Pairing:
         finally:
             self.skipping = False
 
-    def note(self, scopes: list[Any], full: Any) -> None:
+    def note(self, scopes: list[object], full: Flag) -> None:
         """Remembers a ``synchronize()`` in the innermost scope; one that was never applied is forgotten."""
         self._by_scope[scopes[0]] = _Synchronized(full)
 
-    def take(self, scopes: list[Any]) -> Any:
+    def take(self, scopes: list[object]) -> Flag:
         """For an ``apply`` that skips: whether an update is due. Each ``synchronize()`` serves once in a scope."""
         synchronized = self._pending(scopes)
         if synchronized is None:
@@ -56,7 +56,7 @@ class Pairing:
         synchronized.applied_in.add(scopes[0])
         return synchronized.full
 
-    def require_none(self, scopes: list[Any]) -> None:
+    def require_none(self, scopes: list[object]) -> None:
         """For an ``apply`` that reduces: refuses gradients that ``synchronize()`` has reduced already."""
         if self._pending(scopes) is not None:
             raise InvalidArgumentError(
@@ -64,7 +64,7 @@ class Pairing:
                 "found none, and would reduce twice. Write: with optimizer.skip_synchronize(): optimizer.apply(...)."
             )
 
-    def _pending(self, scopes: list[Any]) -> _Synchronized | None:
+    def _pending(self, scopes: list[object]) -> _Synchronized | None:
         for scope in scopes:
             synchronized = self._by_scope.get(scope)
             if synchronized is not None:

@@ -1,7 +1,9 @@
 """Which gradients of a step any rank has, where the step runs at once: the ranks agree beside the gradients."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+import keras
 
 from ringtrain._runtime.context import current
 from ringtrain._runtime.process_sets import id_of
@@ -9,9 +11,13 @@ from ringtrain._training.agreement import Agreement
 from ringtrain._training.grouping import Groups, grouped
 from ringtrain._training.presence import DENSE, MISSING
 from ringtrain._training.trained import Parameter
+from ringtrain.keras.types import Gradient, Gradients, Tensor
 from ringtrain.keras.variables import path_of
 
-Combine = Callable[[list[int], list[Any]], list[Any]]
+if TYPE_CHECKING:
+    from ringtrain.keras.settings import Settings
+
+Combine = Callable[[list[int], list[Gradient | None]], list[Gradient | None]]
 _WHO_IS_MISSING = (
     "With it the ranks agree which gradients there are: the missing ones have not come to apply() with these variables. "
     "Take the same steps on every rank."
@@ -19,14 +25,14 @@ _WHO_IS_MISSING = (
 
 
 def reduce_present(
-    gradients: Sequence[Any],
+    gradients: Gradients,
     names: Sequence[str],
-    variables: Sequence[Any],
-    settings: Any,
+    variables: Sequence[keras.Variable],
+    settings: "Settings",
     groups: Groups,
     combine: Combine,
-    zeros: Callable[[Any], Any],
-) -> list[Any]:
+    zeros: Callable[[keras.Variable], Tensor],
+) -> list[Gradient | None]:
     """What ``combine`` makes of each group of gradients that any rank has; zeros count for those that this one lacks.
 
     Args:
@@ -51,7 +57,9 @@ def reduce_present(
     return results
 
 
-def combine_each(gradients: Sequence[Any], variables: Sequence[Any], groups: Groups, combine: Combine) -> list[Any]:
+def combine_each(
+    gradients: Gradients, variables: Sequence[keras.Variable], groups: Groups, combine: Combine
+) -> list[Gradient | None]:
     """What ``combine`` makes of each group of the gradients that are there."""
     results = list(gradients)
     present = [place for place, gradient in enumerate(results) if gradient is not None]

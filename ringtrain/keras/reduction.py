@@ -26,6 +26,7 @@ from ringtrain.keras.kinds import VariableKinds, is_overwritten
 from ringtrain.keras.naming import GradientNames
 from ringtrain.keras.pairing import Pairing
 from ringtrain.keras.settings import Settings
+from ringtrain.keras.types import Flag, Gradient, Gradients, Tensor, Variable
 from ringtrain.keras.watching import StepWatch
 
 if TYPE_CHECKING:  # loaded by those who average
@@ -106,7 +107,9 @@ class KerasReducer:
                 "DistributedOptimizer(LossScaleOptimizer(optimizer)); fit() and train_on_batch() put it right by themselves."
             )
 
-    def collect(self, gradients: Sequence[Any], variables: Sequence[Any], scale: Any = None) -> tuple[Any, list[Any]]:
+    def collect(
+        self, gradients: Gradients, variables: Sequence[Variable], scale: Tensor | None = None
+    ) -> tuple[Flag, list[Gradient | None]]:
         """One pass: adds gradients up, and reduces them when it was an update's last.
 
         Args:
@@ -136,7 +139,7 @@ class KerasReducer:
         applies = keras.ops.reshape(applies, ())
         return (applies if full is True else keras.ops.logical_and(full, applies)), gradients
 
-    def with_overflows(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def with_overflows(self, gradients: Gradients, variables: Sequence[Variable]) -> list[Gradient | None]:
         """The gradients, of which one that travels is not finite where one is that stays: all ranks skip a step, or none."""
         kinds = self.kinds.of(variables)
         travelling = [
@@ -152,7 +155,7 @@ class KerasReducer:
                 results[travelling[0]] = carrier + keras.ops.cast(zero, carrier.dtype)
         return results
 
-    def _collected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def _collected(self, gradients: Gradients, variables: Sequence[Variable]) -> tuple[Flag, list[Gradient | None]]:
         if self.accumulation.passes == 1:
             return True, self.reduce(gradients, variables)
         if any(is_overwritten(variable) for variable in variables):
@@ -163,7 +166,7 @@ class KerasReducer:
         dense = [None if gradient is None else backend.dense(gradient) for gradient in gradients]
         return self.accumulation.collect(dense, variables, lambda totals: self.reduce(totals, variables))
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(self, gradients: Gradients, variables: Sequence[Variable]) -> list[Gradient | None]:
         """The gradients combined over all ranks, in their places.
 
         One that is ``None`` counts as zeros where another rank has it, and stays ``None`` where nobody has.
@@ -179,7 +182,9 @@ class KerasReducer:
             return self.watching.watched(variables, lambda: self._combined(gradients, variables, how))
         return self._in_phase(self.local_steps, gradients, variables)
 
-    def _in_phase(self, local: "AveragedVariables", gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _in_phase(
+        self, local: "AveragedVariables", gradients: Gradients, variables: Sequence[Variable]
+    ) -> list[Gradient | None]:
         """``reduce`` for a local step: exact over all ranks at the beginning, then over those of a host, or not at all."""
         exact = replace(self.settings, compression=None)
         neighbours = local.neighbours()
@@ -192,23 +197,25 @@ class KerasReducer:
         dense = [None if gradient is None else backend.dense(gradient) for gradient in gradients]
         present: list[int] = []  # both branches return the same ones: the first is traced first
 
-        def exactly() -> list[Any]:
+        def exactly() -> list[Gradient | None]:
             reduced = self._combined(dense, variables, over_all)
             present[:] = [place for place, gradient in enumerate(reduced) if gradient is not None]
             return [reduced[place] for place in present]
 
-        def locally() -> list[Any]:
+        def locally() -> list[Gradient | None]:
             own = self._combined(dense, variables, within)
             return [zeros_of(variables[place]) if own[place] is None else own[place] for place in present]
 
-        results: list[Any] = [None] * len(dense)
+        results: list[Gradient | None] = [None] * len(dense)
         for place, result in zip(
             present, backend.cond(local.asks_whether_it_warms_up(), exactly, locally), strict=True
         ):
             results[place] = result
         return results
 
-    def _combined(self, gradients: Sequence[Any], variables: Sequence[Any], how: Settings | None) -> list[Any]:
+    def _combined(
+        self, gradients: Gradients, variables: Sequence[Variable], how: Settings | None
+    ) -> list[Gradient | None]:
         """The gradients in their places, of sparse ones each index once; None leaves them to this rank."""
         if how is None:
             return _each(gradients, backend.each_index_once)
@@ -233,7 +240,7 @@ class KerasReducer:
                 results[place] = gradient
         return results
 
-    def settle(self, is_used: Callable[[], Any]) -> None:
+    def settle(self, is_used: Callable[[], Flag]) -> None:
         """Says whether the update uses the reduced gradients, or skips them: so compression knows what was lost with them.
 
         Args:
@@ -280,14 +287,21 @@ class KerasReducer:
     def _averages(self) -> bool:
         return self.settings.op == Average
 
-    def _average(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
+    def _average(
+        self, gradients: list[Gradient | None], variables: list[Variable], how: Settings
+    ) -> list[Gradient | None]:
         names = [self.names.of(variable) for variable in variables]
         if how.on_host is None or self.host is None:
             return backend.reduce(gradients, names, variables, how)
         return self._on_host(self.host, gradients, names, variables, how)
 
     def _on_host(
-        self, host: HostReducer, gradients: list[Any], names: list[str], variables: list[Any], how: Settings
+        self,
+        host: HostReducer,
+        gradients: list[Gradient | None],
+        names: list[str],
+        variables: list[Variable],
+        how: Settings,
     ) -> list[Any]:
         """The gradients in their places; those of PowerSGD, or of the step before, or this rank's own where it has none."""
         if how.late and not backend.is_traced():  # before any rank is asked what it has: it may have met an error
@@ -310,11 +324,15 @@ class KerasReducer:
             results[place] = backend.like(result, gradient)
         return results
 
-    def _maximum(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
+    def _maximum(
+        self, gradients: list[Gradient | None], variables: list[Variable], how: Settings
+    ) -> list[Gradient | None]:
         names = [self.names.of(variable) for variable in variables]
         return backend.maxima(gradients, names, variables, how)
 
-    def _keep(self, gradients: list[Any], variables: list[Any], how: Settings) -> list[Any]:
+    def _keep(
+        self, gradients: list[Gradient | None], variables: list[Variable], how: Settings
+    ) -> list[Gradient | None]:
         own = _each(gradients, backend.each_index_once)
         if not self.settings.scale_local_gradients:
             return own
@@ -328,16 +346,16 @@ _KINDS = {
 }
 
 
-def _each(gradients: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+def _each(gradients: Gradients, change: Callable[[Any], Gradient]) -> list[Gradient | None]:
     return [None if gradient is None else change(gradient) for gradient in gradients]
 
 
-def _settled(host: HostReducer, used: Any) -> list[np.ndarray]:
+def _settled(host: HostReducer, used: np.ndarray) -> list[np.ndarray]:
     host.settle(bool(used))
     return []
 
 
-def when(condition: Any, action: Callable[[], Any]) -> None:
+def when(condition: Flag, action: Callable[[], object]) -> None:
     """Runs the action if the condition, True or a boolean tensor, holds; also within a graph."""
 
     def act() -> None:

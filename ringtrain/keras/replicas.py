@@ -5,8 +5,7 @@ each rank on its own data without an error. Each rank's update is put into two n
 compared; an update that was averaged gives all ranks the same ones.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,13 +13,14 @@ from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, members_of
 from ringtrain._training.terms import difference
 from ringtrain.errors import MismatchError
+from ringtrain.keras.types import Variable
 from ringtrain.keras.variables import path_of
 
 _TOLERANCE = 1e-3  # of the update's size; processors that round differently stay far below, other data far above
 _PART = 1 << 20  # elements
 
 
-def require_equal(own: dict[str, Any], operation: str, process_set: ProcessSet, demand: str, advice: str) -> None:
+def require_equal(own: Mapping[str, object], operation: str, process_set: ProcessSet, demand: str, advice: str) -> None:
     """Compares some values, by their names, of the ranks of a ``fit``; collective, under the operation's name.
 
     Raises:
@@ -41,7 +41,7 @@ class ReplicaGuard:
         process_set: the ranks that must move alike.
     """
 
-    def __init__(self, variables: Sequence[Any], process_set: ProcessSet):
+    def __init__(self, variables: Sequence[Variable], process_set: ProcessSet):
         self._variables = list(variables)
         self._process_set = process_set
         self._before = [np.array(variable.numpy()) for variable in self._variables]

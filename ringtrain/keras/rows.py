@@ -17,7 +17,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
@@ -26,6 +26,13 @@ from ringtrain._runtime.process_sets import ProcessSet, id_of, size_of
 from ringtrain.embedding.table import SelfUpdatingTable, norms
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
+from ringtrain.keras.types import Flag, Gradients, Tensor, Variable
+
+if TYPE_CHECKING:
+    from ringtrain.keras.reduction import KerasReducer
+
+_Results = list[Any]  # gradients in their places; those of the anchors are tensors
+_Noted = TypeVar("_Noted")
 
 
 class _Step(threading.local):
@@ -37,15 +44,15 @@ class _Step(threading.local):
     """
 
     def __init__(self) -> None:
-        self.divisors: list[Callable[[], Any]] = []
-        self.reductions: list[Any] = []
+        self.divisors: list[Callable[[], Tensor | float]] = []
+        self.reductions: list[KerasReducer] = []
 
 
 _step = _Step()
 
 
 @contextmanager
-def combined_by(reduction: Any) -> Iterator[None]:
+def combined_by(reduction: "KerasReducer") -> Iterator[None]:
     """A block in which optimizers apply gradients that a distributed one has added up and combined over the ranks."""
     settings = reduction.settings
     passes = settings.backward_passes_per_step if settings.average_aggregated_gradients else 1
@@ -53,12 +60,12 @@ def combined_by(reduction: Any) -> Iterator[None]:
         yield
 
 
-def is_combined_by(reduction: Any) -> bool:
+def is_combined_by(reduction: "KerasReducer") -> bool:
     """Whether this is within such a block of that distributed optimizer."""
     return any(each is reduction for each in _step.reductions)
 
 
-def settled(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+def settled(gradients: Gradients, variables: Sequence[Variable]) -> _Results:
     """Changes rows at once by what has come of their gradients, and returns all gradients."""
     tables = _tables(variables, gradients)
     if not tables:
@@ -66,7 +73,7 @@ def settled(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     return _changed(tables, _taken(tables, gradients, 1), [1.0] * len(tables), 1, None)
 
 
-def check(optimizer: Any, name: str, process_set: ProcessSet) -> None:
+def check(optimizer: keras.optimizers.Optimizer | None, name: str, process_set: ProcessSet) -> None:
     """Raises UnsupportedError if a model's optimizer does to gradients what those of a table's rows cannot share in.
 
     Args:
@@ -85,13 +92,15 @@ def check(optimizer: Any, name: str, process_set: ProcessSet) -> None:
             raise UnsupportedError(f"ShardedEmbedding '{name}': the model's optimizer must {reason}")
 
 
-def check_all(optimizer: Any, variables: Sequence[Any]) -> None:
+def check_all(optimizer: keras.optimizers.Optimizer, variables: Sequence[Variable]) -> None:
     """``check`` for the layers whose anchors are among the variables that an optimizer trains."""
     for table in _tables(variables).values():
         check(optimizer, table.name, table.process_set)
 
 
-def _reason(optimizer: Any, reduction: Any, process_set: ProcessSet) -> str | None:
+def _reason(
+    optimizer: keras.optimizers.Optimizer, reduction: "KerasReducer | None", process_set: ProcessSet
+) -> str | None:
     base = keras.optimizers.Optimizer
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if type(optimizer)._clip_gradients is not base._clip_gradients:
@@ -110,25 +119,25 @@ def _reason(optimizer: Any, reduction: Any, process_set: ProcessSet) -> str | No
     return None
 
 
-def _treats(optimizer: Any, reduction: Any) -> bool:
+def _treats(optimizer: keras.optimizers.Optimizer, reduction: "KerasReducer") -> bool:
     clips = any((optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue))
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or bool(optimizer.loss_scale_factor)
     passes = max(optimizer.gradient_accumulation_steps or 1, reduction.settings.backward_passes_per_step)
     return clips or scales or passes > 1
 
 
-def _combines(reduction: Any, process_set: ProcessSet) -> bool:
+def _combines(reduction: "KerasReducer | None", process_set: ProcessSet) -> bool:
     """Whether all ranks that share a table see the same gradients of the rest in each step."""
     if reduction is None or reduction.settings.local is not None or reduction.kinds.some_are_local:
         return False
     return id_of(reduction.settings.process_set) == id_of(process_set)
 
 
-def _reduction_of(optimizer: Any) -> Any:
+def _reduction_of(optimizer: keras.optimizers.Optimizer | None) -> "KerasReducer | None":
     return getattr(optimizer, "_gradient_reduction", None)
 
 
-def _tables(variables: Sequence[Any], gradients: Sequence[Any] | None = None) -> dict[int, SelfUpdatingTable]:
+def _tables(variables: Sequence[Variable], gradients: Gradients | None = None) -> dict[int, SelfUpdatingTable]:
     """The tables whose anchors are among some variables, and have a gradient, by the anchors' places."""
     found = {place: getattr(variable, "sharded_table", None) for place, variable in enumerate(variables)}
     return {
@@ -142,10 +151,13 @@ def _tables(variables: Sequence[Any], gradients: Sequence[Any] | None = None) ->
 
 
 def _after(
-    tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], do: Callable[..., None], *inputs: Any
-) -> list[Any]:
+    tables: dict[int, SelfUpdatingTable],
+    gradients: Gradients,
+    do: Callable[..., None],
+    *inputs: Tensor | float,
+) -> _Results:
     """All gradients, when a function of some inputs was called; it runs when those of the anchors are there."""
-    given = [gradients[place] for place in tables]
+    given: _Results = [gradients[place] for place in tables]
 
     def call(*arrays: np.ndarray) -> list[np.ndarray]:
         do(*arrays[len(given) :])
@@ -159,20 +171,20 @@ def _after(
     return results
 
 
-def _taken(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], divisor: Any) -> list[Any]:
+def _taken(tables: dict[int, SelfUpdatingTable], gradients: Gradients, divisor: Tensor | float) -> _Results:
     """All gradients, when those of rows that have come were taken for the update."""
 
-    def take(divisor: Any) -> None:
+    def take(divisor: np.ndarray) -> None:
         for table in tables.values():
             table.accept(float(divisor))
 
     return _after(tables, gradients, take, divisor)
 
 
-def _used(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], finite: Any) -> list[Any]:
+def _used(tables: dict[int, SelfUpdatingTable], gradients: Gradients, finite: Flag) -> _Results:
     """All gradients, when those of rows were dropped if the step is skipped."""
 
-    def drop_unless(finite: Any) -> None:
+    def drop_unless(finite: np.ndarray) -> None:
         if not finite:
             for table in tables.values():
                 table.drop()
@@ -180,7 +192,7 @@ def _used(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], finite
     return _after(tables, gradients, drop_unless, keras.ops.cast(finite, "float32"))
 
 
-def _with_norms(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], passes: int) -> list[Any]:
+def _with_norms(tables: dict[int, SelfUpdatingTable], gradients: Gradients, passes: int) -> _Results:
     """All gradients, those of the anchors being the norms of what was taken for the whole tables.
 
     Keras multiplies all of them by one factor, which TensorFlow does with numbers of one precision alone.
@@ -199,11 +211,11 @@ def _with_norms(tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], 
 
 
 def _changed(
-    tables: dict[int, SelfUpdatingTable], gradients: Sequence[Any], factors: Sequence[Any], passes: int, bound: float | None
-) -> list[Any]:  # fmt: skip
+    tables: dict[int, SelfUpdatingTable], gradients: Gradients, factors: Sequence[Tensor | float], passes: int, bound: float | None
+) -> _Results:  # fmt: skip
     """All gradients, those of the anchors being zeros, when rows were changed by what was taken."""
 
-    def change(*factors: Any) -> None:
+    def change(*factors: np.ndarray) -> None:
         for table, factor in zip(tables.values(), factors, strict=True):
             table.change(passes, float(factor), bound)
 
@@ -216,19 +228,21 @@ def _changed(
 # ---- Keras' optimizers ----
 
 
-def _accompany_updates(optimizer_class: Any) -> None:
+def _accompany_updates(optimizer_class: type[keras.optimizers.Optimizer]) -> None:
     """Has rows share in whatever an optimizer does with unscaled gradients: it adds them up, or clips and uses them."""
     original = optimizer_class._backend_apply_gradients
 
     @backend.unconverted
     @functools.wraps(original)
-    def _backend_apply_gradients(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
+    def _backend_apply_gradients(
+        self: keras.optimizers.Optimizer, grads: Gradients, trainable_variables: Sequence[Variable]
+    ) -> None:
         tables = _tables(trainable_variables, grads)
         if not tables:
             original(self, grads, trainable_variables)
             return
         check_all(self, trainable_variables)
-        divisor: Any = self.loss_scale_factor or 1
+        divisor = self.loss_scale_factor or 1
         for each in _step.divisors:
             divisor = divisor * each()
         with _clips_rows(self, tables):
@@ -239,12 +253,12 @@ def _accompany_updates(optimizer_class: Any) -> None:
 
 
 @contextmanager
-def _clips_rows(optimizer: Any, tables: dict[int, SelfUpdatingTable]) -> Iterator[None]:
+def _clips_rows(optimizer: keras.optimizers.Optimizer, tables: dict[int, SelfUpdatingTable]) -> Iterator[None]:
     """Has rows be clipped and changed where an optimizer clips what it is about to use; there alone it does so."""
     clip = optimizer._clip_gradients
     passes = optimizer.gradient_accumulation_steps or 1
 
-    def clip_with_rows(gradients: Sequence[Any]) -> list[Any]:
+    def clip_with_rows(gradients: Gradients) -> _Results:
         if not (optimizer.clipnorm or optimizer.global_clipnorm):
             return _changed(tables, clip(gradients), [1.0] * len(tables), passes, optimizer.clipvalue)
         with_norms = _with_norms(tables, gradients, passes)
@@ -259,19 +273,23 @@ def _clips_rows(optimizer: Any, tables: dict[int, SelfUpdatingTable]) -> Iterato
         del vars(optimizer)["_clip_gradients"]
 
 
-def _shrunk(norm: Any, clipped: Any) -> Any:
+def _shrunk(norm: Tensor, clipped: Tensor) -> Tensor:
     """By what clipping has multiplied a norm."""
     some = norm > 0
     return keras.ops.where(some, clipped / keras.ops.where(some, norm, 1.0), 1.0)
 
 
-def _accompany_scaling(scaling_class: Any) -> None:
+def _accompany_scaling(scaling_class: type[keras.optimizers.LossScaleOptimizer]) -> None:
     """Has rows be unscaled by the loss' scale, and skip the steps that are skipped."""
     original = scaling_class.apply
 
     @backend.unconverted
     @functools.wraps(original)
-    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self: keras.optimizers.LossScaleOptimizer,
+        grads: Gradients,
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> None:
         trained = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         grads = list(grads)
         tables = _tables(trained, grads)
@@ -287,7 +305,7 @@ def _accompany_scaling(scaling_class: Any) -> None:
 
 
 @contextmanager
-def _noted(where: list[Any], what: Any) -> Iterator[None]:
+def _noted(where: list[_Noted], what: _Noted) -> Iterator[None]:
     where.append(what)
     try:
         yield

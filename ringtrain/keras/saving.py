@@ -1,20 +1,24 @@
 """Loading of models whose optimizer goes on as a distributed one."""
 
 import inspect
+import os
 import types
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import keras
 
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.optimizer import DistributedOptimizer, reduction_of
+from ringtrain.keras.types import Compression, Model
 
 
 def load_model(
-    filepath: Any,
-    custom_optimizers: Any = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = None,
+    filepath: str | os.PathLike,
+    custom_optimizers: Sequence[Callable] | None = None,
+    custom_objects: dict[str, Callable] | None = None,
+    compression: Compression = None,
     legacy_opts: bool = False,
     **settings: Any,
 ) -> keras.Model:
@@ -48,8 +52,12 @@ def load_model(
 
 
 def load_wrapped(
-    keras: Any, filepath: Any, custom_optimizers: Any, custom_objects: dict[str, Any] | None, settings: dict[str, Any]
-) -> Any:
+    keras: ModuleType,
+    filepath: str | os.PathLike,
+    custom_optimizers: Sequence[Callable] | None,
+    custom_objects: dict[str, Callable] | None,
+    settings: dict[str, Any],
+) -> Model:
     """What ``load_model`` does, with Keras 3 or tf_keras."""
     objects = {kind.__name__: kind for kind in custom_optimizers or ()}
     objects |= {name: _loadable(kind) for name, kind in (custom_objects or {}).items()}
@@ -61,7 +69,7 @@ def load_wrapped(
     return model
 
 
-def _loadable(kind: Any) -> Any:
+def _loadable(kind: Callable) -> Callable:
     """The object; for a function of nothing but a configuration, a class, which is what Keras 3 makes objects of."""
     if not isinstance(kind, types.FunctionType):
         return kind

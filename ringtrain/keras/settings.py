@@ -2,29 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, is_alone
+from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import SYNCHRONOUS, LocalSteps, Mode, OneStepLate
 from ringtrain._training.on_host import HostSettings
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.keras.backends import backend
+from ringtrain.keras.types import Compression, Layer
 
 
 @dataclass(frozen=True)
 class Settings:
     """The arguments of ``DistributedOptimizer`` that say how gradients are combined."""
 
-    compression: Any = None
+    compression: Compression = None
     sparse_as_dense: bool = False
     gradient_predivide_factor: float = 1.0
     op: int = Average
     backward_passes_per_step: int = 1
     average_aggregated_gradients: bool = False
-    groups: Any = None
+    groups: Groups = None
     process_set: ProcessSet = global_process_set
-    local_layers: Sequence[Any] = ()
+    local_layers: Sequence[Layer] = ()
     scale_local_gradients: bool = True
     mode: Mode = SYNCHRONOUS
 
@@ -67,7 +68,7 @@ class Settings:
             late=self.late,
         )
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, object]:
         """What ranks compare before ``fit``."""
         powersgd = None if self.powersgd is None else repr(self.powersgd)
         wire = None if self.powersgd is not None else backend.wire_of(self.compression)

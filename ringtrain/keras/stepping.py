@@ -9,6 +9,7 @@ import numpy as np
 
 from ringtrain._training.drift import Settings, Words
 from ringtrain._training.watch import with_rate
+from ringtrain.keras.types import Optimizer, Tensor, Variable
 
 CALLED = Words("broadcast_variables() or BroadcastGlobalVariablesCallback")
 # The rate is read in each step; how an update is computed is a rank's own.
@@ -22,7 +23,7 @@ class Stepping:
         optimizer: the user's, or a ``LossScaleOptimizer`` around it.
     """
 
-    def __init__(self, optimizer: Any):
+    def __init__(self, optimizer: Optimizer):
         stepping = getattr(optimizer, "inner_optimizer", None) or optimizer
         self._refer: Callable[[], Any] = weakref.ref(stepping)
         try:
@@ -41,7 +42,7 @@ class Stepping:
         now = {name: _number(getattr(optimizer, name, None)) for name in self._configured}
         return {name: self._configured[name] if number is None else number for name, number in now.items()}
 
-    def rate(self) -> Any:
+    def rate(self) -> Variable | Tensor | float | None:
         """The learning rate of this step: a number, a variable, or a tensor of the graph; None for an optimizer without one."""
         optimizer = self._refer()
         rate = getattr(optimizer, "learning_rate", None)
@@ -52,7 +53,7 @@ class Stepping:
         return with_rate(self.settings(), *rates)
 
 
-def _number(value: Any) -> bool | float | None:
+def _number(value: object) -> bool | float | None:
     """A number of whatever type, as another rank may have it from a file: 1 is 1.0. None for all else."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)

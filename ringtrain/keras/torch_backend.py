@@ -1,11 +1,13 @@
 """Gradients of Keras on PyTorch; see ``backends`` for who asks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 import ringtrain.torch as hvd
 from ringtrain._binding import tables
@@ -16,10 +18,14 @@ from ringtrain._training.grouping import Groups
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Comparison, Forms, Watch
 from ringtrain.elastic.followed import followed, surviving
-from ringtrain.embedding.table import with_rows
+from ringtrain.embedding.table import SelfUpdatingTable, with_rows
 from ringtrain.keras.presence import Combine, reduce_present
 from ringtrain.keras.stepping import CALLED
-from ringtrain.torch.compression import compression_in_the_core
+from ringtrain.keras.types import Flag
+
+if TYPE_CHECKING:
+    from ringtrain.keras.settings import Settings as ReductionSettings
+from ringtrain.torch.compression import Compressor, compression_in_the_core
 from ringtrain.torch.replica import digest_of, processor_of
 from ringtrain.torch.replica import on_host as on_host_exactly
 
@@ -41,12 +47,12 @@ def unconverted(method: Callable) -> Callable:
     return method
 
 
-def operations_for(value: Any) -> Any:
+def operations_for(value: ArrayLike) -> ModuleType:
     """The module whose operations take a value."""
     return hvd
 
 
-def tensor(value: Any) -> torch.Tensor:
+def tensor(value: ArrayLike) -> torch.Tensor:
     """A value as the operations take it."""
     return keras.ops.convert_to_tensor(value)
 
@@ -67,23 +73,30 @@ def is_traced() -> bool:
 
 
 def on_host(
-    function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], results: Sequence[tuple[tuple[int, ...], str]]
-) -> list[Any]:
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[torch.Tensor | float],
+    results: Sequence[tuple[tuple[int, ...], str]],
+) -> list[np.ndarray]:
     """Calls a function with arrays; returns its arrays, of these shapes and dtypes."""
     return function(*(keras.ops.convert_to_numpy(each) for each in inputs))
 
 
-def apply(plain: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def apply(
+    plain: Any,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[torch.Tensor],
+    variables: Sequence[keras.Variable],
+) -> None:
     """The update of the user's class, whose methods ``plain`` has."""
     plain.apply(gradients, variables)
 
 
-def is_given(variable: Any) -> bool:
+def is_given(variable: keras.Variable) -> bool:
     """Whether a variable has its value in the step that runs: each has."""
     return True
 
 
-def wire_of(compression: Any) -> str | None:
+def wire_of(compression: type[Compressor] | None) -> str | None:
     """The core's name for what a compression does; None for a class of the user's own."""
     return "none" if compression is None else compression_in_the_core(compression)
 
@@ -93,7 +106,7 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def each_index_once(gradient: Any) -> Any:
+def each_index_once(gradient: torch.Tensor) -> torch.Tensor:
     """The gradient, since Keras' layers make dense ones here."""
     return gradient
 
@@ -103,16 +116,19 @@ def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Te
     return gradient * (1.0 / size_of(process_set))
 
 
-def scopes() -> list[Any]:
+def scopes() -> list[object]:
     """What is being run now, as ``tensorflow.keras_backend`` has it."""
     return [_EAGER]
 
 
 def reduce(
-    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[torch.Tensor | None]:
     """The gradients combined over the ranks as ``reduction.Settings`` say; each group of them is one operation."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "op": settings.op,
         "prescale_factor": 1.0 / settings.gradient_predivide_factor,
         "postscale_factor": settings.gradient_predivide_factor,
@@ -138,13 +154,18 @@ def reduce(
     return with_rows(state, variables, settings.op, lambda: compared.around(add_up, compared.rate))
 
 
-def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
+def watch(session: Session, name: str, parameters: Sequence[keras.Variable]) -> Watch:
     """What compares the ranks' steps with each other."""
     forms = Forms(digest_of, on_host_exactly, lambda: processor_of(variable.value for variable in parameters))
     return Watch(session, name, CALLED, forms)
 
 
-def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence[tuple[str, Any]]) -> Comparison:
+def comparison(
+    watch: Watch,
+    settings: Settings,
+    rate: keras.Variable | torch.Tensor | float | None,
+    parameters: Sequence[tuple[str, keras.Variable]],
+) -> Comparison:
     """What a step compares, as ``tensorflow.watching.comparison`` has it."""
     number = None if rate is None else keras.ops.convert_to_tensor(rate)
     if number is not None and number.is_cuda:  # no step waits for the GPU
@@ -169,13 +190,16 @@ def _as_numpy(number: torch.Tensor) -> np.ndarray:
 
 
 def completed(
-    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[torch.Tensor | None]:
     """The gradients with zeros for those that only other ranks have."""
     return _reduce_present(gradients, names, variables, settings, 1, lambda places, found: [found[at] for at in places])
 
 
-def like(result: Any, gradient: torch.Tensor) -> torch.Tensor:
+def like(result: np.ndarray, gradient: torch.Tensor) -> torch.Tensor:
     """What ``on_host`` has returned in the place of a gradient."""
     exact = result.astype("float32") if result.dtype.name == "bfloat16" else result
     return torch.from_numpy(exact).to(gradient.device, gradient.dtype)
@@ -186,18 +210,21 @@ def here(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return gradient
 
 
-def keeps_residuals(compression: Any) -> bool:
+def keeps_residuals(compression: type[Compressor]) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return compression_in_the_core(compression) in tables.WITHOUT_FEEDBACK
 
 
-def settle_residuals(used: Any, session: Session, prefix: str) -> None:
+def settle_residuals(used: Flag, session: Session, prefix: str) -> None:
     """``residuals.settle``."""
     residuals.settle(session, prefix, bool(used))
 
 
 def maxima(
-    gradients: Sequence[torch.Tensor | None], names: Sequence[str], variables: Sequence[Any], settings: Any
+    gradients: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
 ) -> list[torch.Tensor | None]:
     """The largest of the ranks' values, element by element."""
 
@@ -213,8 +240,8 @@ def maxima(
 def _reduce_present(
     gradients: Sequence[torch.Tensor | None],
     names: Sequence[str],
-    variables: Sequence[Any],
-    settings: Any,
+    variables: Sequence[keras.Variable],
+    settings: "ReductionSettings",
     groups: Groups,
     combine: Combine,
 ) -> list[torch.Tensor | None]:
@@ -228,7 +255,9 @@ class _Rows(torch.autograd.Function):
     """The rows that a table gives, whose gradients wait there."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, table: Any, ids: torch.Tensor) -> Any:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, anchor: torch.Tensor, table: SelfUpdatingTable, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, places, ctx.trip = table.look_up(ids.detach().cpu().numpy())
         ctx.table = table
         found = torch.from_numpy(rows).to(ids.device), torch.from_numpy(places).to(ids.device)
@@ -237,12 +266,14 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor, _: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
         zero = ctx.table.bring(ctx.trip, gradient.detach().cpu().contiguous().numpy())
         return torch.tensor(float(zero), device=gradient.device), None, None
 
 
-def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
+def rows_of(table: SelfUpdatingTable, ids: torch.Tensor, anchor: keras.Variable) -> torch.Tensor:
     """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     if ids.is_meta:  # Keras asks for shapes, as on a rank that joins while the others are in a step
         return torch.empty((*ids.shape, table.width), device="meta")
@@ -254,14 +285,14 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> torch.Tensor:
 class _Stream(torch.utils.data.IterableDataset):
     """What a reader yields, from its beginning each time."""
 
-    def __init__(self, reader: Callable[[], Iterator[Any]]):
+    def __init__(self, reader: Callable[[], Iterator[object]]):
         self._reader = reader
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self._reader()
 
 
-def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> torch.utils.data.DataLoader:
+def dataset(reader: Callable[[], Iterator[object]], example: object) -> torch.utils.data.DataLoader:
     """What ``fit`` reads, batch by batch: each is asked for when its step begins, and none ahead.
 
     Args:

@@ -5,12 +5,13 @@ it, and a Python number becomes float32 or int32 as everywhere there. In a graph
 Horovod does with a session, and return a NumPy array.
 """
 
-from typing import Any
+from numpy.typing import ArrayLike
 
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.backends import backend
+from ringtrain.keras.types import Compression, Tensor
 
 __all__ = [
     "allgather",
@@ -22,15 +23,15 @@ __all__ = [
 
 @backend.unconverted
 def allreduce(
-    value: Any,
+    value: ArrayLike,
     name: str | None = None,
     average: bool | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: int | None = None,
-    compression: Any = None,
+    compression: Compression = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> Tensor:
     """Combines a value of one shape over all ranks; the same on every rank.
 
     Example:
@@ -64,7 +65,7 @@ def allreduce(
 
 
 @backend.unconverted
-def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def allgather(value: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Concatenates the ranks' values along the first dimension, in rank order; all other dimensions must be equal.
 
     Example:
@@ -82,7 +83,9 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 @backend.unconverted
-def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+def broadcast(
+    value: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
     """The root's value on every rank, which must have one of the same shape and dtype.
 
     Example:
@@ -99,8 +102,8 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
 @backend.unconverted
 def reducescatter(
-    value: Any, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
-) -> Any:
+    value: ArrayLike, name: str | None = None, op: int = Average, process_set: ProcessSet = global_process_set
+) -> Tensor:
     """Combines a value as ``allreduce`` does and leaves each rank its rows of the first dimension.
 
     Example:
@@ -109,10 +112,10 @@ def reducescatter(
     return _run("reducescatter", value, name, op=op, process_set=process_set)
 
 
-def _run(operation: str, value: Any, name: str | None, **arguments: Any) -> Any:
+def _run(operation: str, value: ArrayLike, name: str | None, **arguments: object) -> Tensor:
     run = getattr(backend.operations_for(value), operation)
     return run(backend.tensor(value), name=backend.own_name(name), **arguments)
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: ArrayLike) -> bool:
     return backend.operations_for(value) is backend.hvd

@@ -16,11 +16,14 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set, memb
 from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import MismatchError, UnsupportedError
+from ringtrain.keras.types import Optimizer, Variable
 
 _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 
 
-def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+def broadcast_variables(
+    variables: Iterable[Variable], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Puts the root's values into the variables of all ranks.
 
     Example:
@@ -72,7 +75,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     )
 
 
-def average_variables(variables: Iterable[Any], process_set: ProcessSet = global_process_set) -> None:
+def average_variables(variables: Iterable[Variable], process_set: ProcessSet = global_process_set) -> None:
     """Puts the average over the ranks into floating-point variables, in an order that all ranks share."""
     chosen = _numeric(variables)
     if process_set.size() == 1:
@@ -86,35 +89,35 @@ def average_variables(variables: Iterable[Any], process_set: ProcessSet = global
         variable.assign(handle.wait())
 
 
-def build_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
+def build_optimizer(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
     """Makes an optimizer's variables; those of tf_keras' ``optimizers.legacy`` have a way of their own."""
     build = getattr(optimizer, "_create_all_weights", None) or optimizer.build
     build(variables)
 
 
-def variables_of_optimizer(optimizer: Any) -> list[Any]:
+def variables_of_optimizer(optimizer: Optimizer) -> list[Variable]:
     """A list in Keras 3, a method too in tf_keras."""
     return list(optimizer.variables() if callable(optimizer.variables) else optimizer.variables)
 
 
-def slots_of(optimizer: Any, variables: Sequence[Any]) -> list[Any]:
+def slots_of(optimizer: Optimizer, variables: Sequence[Variable]) -> list[Variable]:
     """What an optimizer keeps for some of the variables that it trains, such as their momentum; Keras has a list of each kind."""
-    optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-    if hasattr(optimizer, "get_slot_names"):  # tf_keras' optimizers.legacy
-        made = [(variable, name) for name in optimizer.get_slot_names() for variable in variables if variable.trainable]
-        return [optimizer.get_slot(*each) for each in made]
-    places = getattr(optimizer, "_trainable_variables_indices", None) or getattr(optimizer, "_index_dict", {})
-    chosen = [places[key] for key in map(optimizer._var_key, variables) if key in places]
-    own = {id(variable) for variable in variables_of_optimizer(optimizer)}
+    inner: Any = getattr(optimizer, "inner_optimizer", None) or optimizer
+    if hasattr(inner, "get_slot_names"):  # tf_keras' optimizers.legacy
+        made = [(variable, name) for name in inner.get_slot_names() for variable in variables if variable.trainable]
+        return [inner.get_slot(*each) for each in made]
+    places = getattr(inner, "_trainable_variables_indices", None) or getattr(inner, "_index_dict", {})
+    chosen = [places[key] for key in map(inner._var_key, variables) if key in places]
+    own = {id(variable) for variable in variables_of_optimizer(inner)}
     kinds = [
         kind
-        for name, kind in vars(optimizer).items()
+        for name, kind in vars(inner).items()
         if isinstance(kind, list) and len(kind) == len(places) and name != "_variables"  # that has those of all kinds
     ]
     return [kind[place] for kind in kinds for place in chosen if id(kind[place]) in own]
 
 
-def _numeric(variables: Iterable[Any]) -> list[Any]:
+def _numeric(variables: Iterable[Variable]) -> list[Variable]:
     unique = {id(variable): variable for variable in variables}
     return [
         variable
@@ -123,12 +126,12 @@ def _numeric(variables: Iterable[Any]) -> list[Any]:
     ]
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: Variable) -> str:
     """What Keras calls a variable: ``sequential_1/dense_2/kernel``."""
     return getattr(variable, "path", None) or variable.name
 
 
-def own_name(variable: Any) -> str:
+def own_name(variable: Variable) -> str:
     """The last part of the path, without counters: ``kernel``. Not unique, but the same on all ranks.
 
     What stands before it is not: layers are counted in each process, and Keras 3 leaves the name of a ``Sequential``
@@ -137,7 +140,7 @@ def own_name(variable: Any) -> str:
     return re.sub(r"_[0-9]+$", "", path_of(variable).split("/")[-1].split(":")[0])
 
 
-def _agreed_names(variables: Sequence[Any], process_set: ProcessSet) -> list[str]:
+def _agreed_names(variables: Sequence[Variable], process_set: ProcessSet) -> list[str]:
     """What the lowest rank calls the variables; raises MismatchError if the ranks have different ones."""
     described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
     names = [path_of(variable) for variable in variables]

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Comparison, Watch
@@ -12,6 +11,7 @@ from ringtrain.keras.kinds import VariableKinds
 from ringtrain.keras.naming import GradientNames
 from ringtrain.keras.settings import Settings
 from ringtrain.keras.stepping import Stepping
+from ringtrain.keras.types import Gradient, Optimizer, Variable
 from ringtrain.keras.variables import path_of
 
 
@@ -28,7 +28,7 @@ class StepWatch:
         self._names = names
         self._kinds = kinds
 
-    def step_with(self, optimizer: Any) -> None:
+    def step_with(self, optimizer: Optimizer) -> None:
         """Says whose gradients these are."""
         self.stepping = Stepping(optimizer)
 
@@ -43,12 +43,14 @@ class StepWatch:
     def _watch(self) -> Watch:
         return backend.watch(Session(self._settings.process_set), self._names.prefix, self._names.variables)
 
-    def watched(self, variables: Sequence[Any], combine: Callable[[], list[Any]]) -> list[Any]:
+    def watched(
+        self, variables: Sequence[Variable], combine: Callable[[], list[Gradient | None]]
+    ) -> list[Gradient | None]:
         """What ``combine`` returns, once ranks have found that they step alike, where they must."""
         compared = self._comparison(variables)
         return combine() if compared is None else backend.watched(compared, self._settings.process_set, combine)
 
-    def compare_now(self, variables: Sequence[Any], always: bool) -> None:
+    def compare_now(self, variables: Sequence[Variable], always: bool) -> None:
         """Compares the ranks' settings and variables between two steps. Collective.
 
         Args:
@@ -93,7 +95,7 @@ class StepWatch:
                 f"{norm}: each rank would clip the gradients of all by a norm of its own, and train apart. Use clipnorm or clipvalue."
             )
 
-    def _comparison(self, variables: Sequence[Any]) -> Comparison | None:
+    def _comparison(self, variables: Sequence[Variable]) -> Comparison | None:
         watch, stepping = self.watch, self.stepping
         if watch is None or stepping is None:
             return None

@@ -1,11 +1,12 @@
 """Files of the best model."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringtrain._runtime.context import current
+from ringtrain.keras.types import Logs
 
 if TYPE_CHECKING:  # each Keras puts its own ModelCheckpoint behind it
-    _ModelCheckpoint: Any
+    from keras.callbacks import ModelCheckpoint as _ModelCheckpoint
 else:
     _ModelCheckpoint = object
 
@@ -53,7 +54,7 @@ class BestModelHooks(_ModelCheckpoint):
         )
         self.filepath = filepath
 
-    def _save_model(self, epoch: int, batch: int | None, logs: dict[str, Any]) -> None:
+    def _save_model(self, epoch: int, batch: int | None, logs: Logs) -> None:
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint: expected a file path but found none. Pass filepath='best.keras'.")
         if current().rank == 0:

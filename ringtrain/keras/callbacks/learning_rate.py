@@ -2,11 +2,11 @@
 "Accurate, Large Minibatch SGD", section 2.2."""
 
 from collections.abc import Callable
-from typing import Any
 
 from ringtrain._runtime.context import current
 from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.keras.types import Logs, Model, Optimizer, Params, Variable
 
 
 class ScheduleHooks:
@@ -32,8 +32,8 @@ class ScheduleHooks:
             are not known.
     """
 
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ScheduleHooks:
         self._steps_per_epoch = steps_per_epoch
         self._epoch = 0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks what it needs."""
         optimizer = _innermost(self.model.optimizer)
         rate = getattr(optimizer, "_learning_rate", None)
@@ -76,19 +76,19 @@ class ScheduleHooks:
                 "Pass steps_per_epoch."
             )
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Notes the epoch; a staircase steps here."""
         self._epoch = epoch
         if self._staircase:
             self._set_rate(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Everything but a staircase moves here."""
         if not self._staircase:
             done = getattr(followed(), "batch", batch)  # ``fit`` of a rank that joins counts from 0
             self._set_rate(self._epoch + done / self._known_steps())
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Puts the rate into the metrics, as ``lr``."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
@@ -142,19 +142,19 @@ class WarmupHooks(ScheduleHooks):
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
         self._verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Puts the rate into the metrics, and says when the warm-up is done."""
         super().on_epoch_end(epoch, logs)
         if self._verbose and epoch + 1 == self._end_epoch and current().rank == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._initial_lr}.")
 
 
-def _innermost(optimizer: Any) -> Any:
+def _innermost(optimizer: Optimizer) -> Optimizer:
     """The one that a LossScaleOptimizer is around, if it is one."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer
 
 
-def _velocities(optimizer: Any) -> list[Any]:
+def _velocities(optimizer: Optimizer) -> list[Variable]:
     """The velocities that contain the rate: those of SGD and RMSprop, and not what Muon calls momentum."""
     optimizer = _innermost(optimizer)
     of_the_two = any(kind.__name__ in ("SGD", "RMSprop") for kind in type(optimizer).__mro__)

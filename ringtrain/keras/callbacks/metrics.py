@@ -1,7 +1,5 @@
 """Metrics of all ranks instead of this rank's own."""
 
-from typing import Any
-
 import numpy as np
 
 from ringtrain._runtime.objects import allgather_object
@@ -9,6 +7,7 @@ from ringtrain._runtime.operations import allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.followed import surviving
+from ringtrain.keras.types import Logs
 
 
 class MetricHooks:
@@ -45,13 +44,13 @@ class MetricHooks:
         self._averaged_over = process_set
         self._samples = {False: samples, True: validation_samples}
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replaces the numbers in ``logs``, which later callbacks and the history see."""
         if logs is not None and size_of(self._averaged_over) > 1 and self._averaged_over.included():
             logs.update(surviving(lambda: averaged(logs, self._averaged_over, self._samples)))
 
 
-def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, int | None]) -> dict[str, float]:
+def averaged(logs: Logs, process_set: ProcessSet, samples: dict[bool, int | None]) -> dict[str, float]:
     """The metrics of ``logs``, each averaged over the ranks; what is no number is left out.
 
     Args:
@@ -75,5 +74,5 @@ def averaged(logs: dict[str, Any], process_set: ProcessSet, samples: dict[bool, 
     return means
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) or np.issubdtype(np.asarray(value).dtype, np.number)

@@ -1,7 +1,7 @@
 """The start of ``fit``: the same model on all ranks, and what would go wrong later said before."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ringtrain._binding.log import logger
 from ringtrain._runtime.context import current
@@ -13,7 +13,11 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.compilation import switch_off
 from ringtrain.keras.optimizer import reduction_of, reduction_within
 from ringtrain.keras.replicas import ReplicaGuard, require_equal
+from ringtrain.keras.types import Logs, Model, Optimizer, Params, Variable
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, slots_of, variables_of_optimizer
+
+if TYPE_CHECKING:  # loaded by those who average
+    from ringtrain.keras.local_steps import AveragedVariables
 
 
 class StartHooks:
@@ -39,19 +43,19 @@ class StartHooks:
         MismatchError: in ``fit``, on all ranks: they differ in their variables, in their steps, or after the update.
     """
 
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(
         self,
         root_rank: int = 0,
         device: str = "",
-        local_variables: Any = None,
+        local_variables: Variable | Iterable[Variable] | None = None,
         check_replicas: bool = True,
     ):
         super().__init__()
         self._root_rank = root_rank
-        self._local: dict[int, Any] = {}  # by identity; Keras' variables have no hash of their own
+        self._local: dict[int, Variable] = {}  # by identity; Keras' variables have no hash of their own
         for variable in _listed(local_variables):
             self.register_local_var(variable)
         self._check_replicas = check_replicas
@@ -59,7 +63,7 @@ class StartHooks:
         self._waits_for_variables = False
         self._begins = False  # whether the first epoch of this fit is still to come
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: Variable) -> None:
         """Adds a variable that each rank keeps to itself."""
         if not hasattr(variable, "assign"):
             raise InvalidArgumentError(
@@ -68,7 +72,7 @@ class StartHooks:
             )
         self._local[id(variable)] = variable
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Prepares the model, and broadcasts."""
         if followed() is not None:
             raise InvalidArgumentError(
@@ -87,13 +91,13 @@ class StartHooks:
         if model.built:
             self._make_alike(model, process_set)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """At the first one, which other callbacks may have moved: refuses ranks that begin at different ones."""
         if self._begins:
             self._begins = False
             _require_equal_beginnings(epoch, self._process_set())
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Compares the replicas after the first update since they were made alike."""
         if not self._waits_for_variables and self._guard is None:
             return
@@ -104,12 +108,12 @@ class StartHooks:
         elif self._guard is not None and self._guard.passed():
             self._guard = None
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Gives up comparing: an epoch without an update has nothing to compare. After local steps, averages."""
         self._guard = None
         self._synchronize()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Says so where no epoch was left to train; after local steps, averages; with ``OneStepLate``, applies the last gradients."""
         if self._begins:  # others have begun one, and wait
             self._begins = False
@@ -119,7 +123,7 @@ class StartHooks:
         if _is_late(self.model.optimizer):
             self.model.optimizer.flush()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         """After local steps, averages before the model is evaluated."""
         self._synchronize()
 
@@ -127,7 +131,7 @@ class StartHooks:
         if _local_steps_of(self.model.optimizer) is not None:
             self.model.optimizer.synchronize()
 
-    def _make_alike(self, model: Any, process_set: ProcessSet) -> None:
+    def _make_alike(self, model: Model, process_set: ProcessSet) -> None:
         if not getattr(model.optimizer, "built", False):
             build_optimizer(model.optimizer, model.trainable_variables)
         kept = {id(each) for each in slots_of(model.optimizer, list(self._local.values()))} if self._local else set()
@@ -144,39 +148,39 @@ class StartHooks:
         reduction = reduction_within(self.model.optimizer)
         return global_process_set if reduction is None else reduction.settings.process_set
 
-    def _shared(self, variables: Sequence[Any]) -> list[Any]:
+    def _shared(self, variables: Sequence[Variable]) -> list[Variable]:
         return [variable for variable in variables if id(variable) not in self._local]
 
-    def _prepare(self, model: Any, process_set: ProcessSet) -> None:
+    def _prepare(self, model: Model, process_set: ProcessSet) -> None:
         if switch_off(model, process_set) and getattr(model, "train_function", None) is not None:
             model.make_train_function(force=True)
 
 
-def _listed(variables: Any) -> list[Any]:
+def _listed(variables: Any) -> list[Variable]:
     if variables is None:
         return []
     return [variables] if hasattr(variables, "assign") else list(variables)
 
 
-def _local_steps_of(optimizer: Any) -> Any:
+def _local_steps_of(optimizer: Optimizer) -> "AveragedVariables | None":
     """The local steps of a distributed optimizer; None for any other."""
     reduction = reduction_of(optimizer)
     return None if reduction is None else reduction.local_steps
 
 
-def _ask_for_no_look(optimizer: Any, muted: bool) -> None:
+def _ask_for_no_look(optimizer: Optimizer, muted: bool) -> None:
     """Whether a distributed optimizer leaves the variables alone, which are not those of the root yet."""
     reduction = reduction_of(optimizer)
     if reduction is not None and reduction.watching.watch is not None:
         reduction.watching.watch.mute(muted)
 
 
-def _is_late(optimizer: Any) -> bool:
+def _is_late(optimizer: Optimizer) -> bool:
     reduction = reduction_of(optimizer)
     return reduction is not None and reduction.settings.late
 
 
-def _require_equal_plans(optimizer: Any, process_set: ProcessSet) -> None:
+def _require_equal_plans(optimizer: Optimizer, process_set: ProcessSet) -> None:
     """A rank of local steps would wait for others of exact ones, and they for it."""
     reduction = reduction_of(optimizer)
     own = {"mode": None} if reduction is None else reduction.settings.terms()
@@ -198,7 +202,7 @@ _ADVICE = {
 }
 
 
-def _require_equal_lengths(params: dict[str, Any], process_set: ProcessSet) -> None:
+def _require_equal_lengths(params: Params, process_set: ProcessSet) -> None:
     """Ranks that took more steps than others would wait for them at the end."""
     own = {name: params.get(name) for name in _ADVICE}
     everyone = allgather_object(own, "fit.lengths", process_set)

@@ -23,7 +23,7 @@ The other names are Horovod's:
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import keras
 
@@ -38,6 +38,7 @@ __all__ = [
     "BatchSampler", "CommitStateCallback", "Elastic", "KerasState", "ObjectState", "State", "UpdateBatchStateCallback",
     "UpdateEpochStateCallback", "batches", "run",
 ]  # fmt: skip
+Result = TypeVar("Result")
 
 
 class CommitStateCallback(CommitHooks, keras.callbacks.Callback):
@@ -56,7 +57,7 @@ class Elastic(ElasticHooks, keras.callbacks.Callback):
     __doc__ = ElasticHooks.__doc__
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """``ringtrain.elastic.run``, which also understands the errors of the framework under Keras.
 
     Example:

@@ -7,8 +7,8 @@ remember: numbers, texts and arrays among their attributes that have changed sin
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ringtrain._runtime.operations import Max
 from ringtrain.elastic.likeness import is_made_of
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.fitting import compare_replicas
+from ringtrain.keras.types import Callback, Logs, Model, Optimizer, Params
 
 # What Keras sets on each rank; the sign of ``min_delta`` once that rank has a metric to look at.
 _OF_KERAS = {"_model", "model", "params", "validation_data", "min_delta"}
@@ -26,7 +27,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _KINDS = "fit.callbacks"
 _STOPS = "fit.stops"
 
-Memory = Mapping[str, Mapping[str, Any]]  # by callback and attribute
+Memory = Mapping[str, Mapping[str, object]]  # by callback and attribute
+Result = TypeVar("Result")
 
 
 class Memories:
@@ -36,7 +38,7 @@ class Memories:
         callbacks: as given to ``fit``, which has not begun.
     """
 
-    def __init__(self, callbacks: Sequence[Any]):
+    def __init__(self, callbacks: Sequence[Callback]):
         self._callbacks = named(callbacks)
         self._fresh = {name: _plain_of(each) for name, each in self._callbacks.items()}
         self._others = {name: _others_of(each) for name, each in self._callbacks.items()}
@@ -64,14 +66,14 @@ class Memories:
             if self._others[name].get(attribute) is not value
         ]
 
-    def _changed(self, name: str) -> dict[str, Any]:
+    def _changed(self, name: str) -> dict[str, object]:
         now, fresh = _plain_of(self._callbacks[name]), self._fresh[name]
         return {key: value for key, value in now.items() if key not in fresh or not _are_equal(value, fresh[key])}
 
 
-def named(callbacks: Sequence[Any]) -> dict[str, Any]:
+def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Callbacks by names that are the same on all ranks: their classes, numbered where one comes again."""
-    found: dict[str, Any] = {}
+    found: dict[str, Callback] = {}
     for each in callbacks:
         kind, count = type(each).__name__, sum(type(other) is type(each) for other in found.values())
         found[kind if count == 0 else f"{kind} {count + 1}"] = each
@@ -87,15 +89,15 @@ class TogetherHooks:
     """
 
     _supports_tf_logs = True  # it needs no metrics
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(self, state: FitTogether, memories: Memories):
         super().__init__()
         self._state, self._memories = state, memories
         self._has_looked = False
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Names callbacks of one rank alone, which end with it."""
         self._state.goes_on = True
         if (memory := self._state.take_resumed()) is not None:
@@ -111,7 +113,7 @@ class TogetherHooks:
                 ", ".join(alone),
             )
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """A rank that joins is in the epoch, whose beginning the others have passed: it takes what that has left there."""
         taken, self._state.taken = self._state.taken, None
         if taken is None:
@@ -121,11 +123,11 @@ class TogetherHooks:
         if rate is not None:
             rate_of(self.model.optimizer).assign(rate)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """If one rank stops within an epoch all do, behind the batch after."""
         self.model.stop_training = self._state.stops_with_all(self.model.stop_training)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """If one rank stops all do. Then they have one model, as is looked at here."""
         stops = np.array([bool(self.model.stop_training) or self._state.wants_stop()], np.uint8)
         if self._state.allreduce(stops, _STOPS, Max)[0]:
@@ -151,7 +153,7 @@ class FitTogether(Protocol):
 
     epoch: int
     step: int
-    taken: tuple[Memory, Any] | None
+    taken: tuple[Memory, np.ndarray | None] | None
     goes_on: bool
 
     def take_resumed(self) -> Memory | None:
@@ -166,14 +168,14 @@ class FitTogether(Protocol):
     def save_if_due(self) -> None:
         """As that of ``FitState``."""
 
-    def survive(self, function: Any) -> Any:
+    def survive(self, function: Callable[[], Result]) -> Result:
         """As that of ``elastic.State``."""
 
-    def allreduce(self, tensor: Any, name: str, op: int) -> Any:
+    def allreduce(self, tensor: np.ndarray, name: str, op: int) -> np.ndarray:
         """As that of ``elastic.State``."""
 
 
-def rate_of(optimizer: Any) -> Any:
+def rate_of(optimizer: Optimizer) -> Any:
     """The variable that has the learning rate; None if a schedule has it."""
     rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
     return rate if hasattr(rate, "assign") else None
@@ -185,17 +187,17 @@ def write_on_first_rank(callback: Any) -> None:
     callback.set_model = lambda model: set_model(WritesOnFirstRank(model))
 
 
-def is_checkpoint(callback: Any) -> bool:
+def is_checkpoint(callback: Callback) -> bool:
     """Whether it is one of Keras' callbacks that save the model."""
     return _is_one_of(callback, ("ModelCheckpoint",))
 
 
-def writes_a_log(callback: Any) -> bool:
+def writes_a_log(callback: Callback) -> bool:
     """Whether it is one of Keras' callbacks that write as long as ``fit`` runs."""
     return _is_one_of(callback, ("CSVLogger", "TensorBoard", "OrbaxCheckpoint"))
 
 
-def refuse_backups(callbacks: Sequence[Any]) -> None:
+def refuse_backups(callbacks: Sequence[Callback]) -> None:
     """Raises UnsupportedError for a BackupAndRestore."""
     if any(_is_one_of(each, ("BackupAndRestore",)) for each in callbacks):
         raise UnsupportedError(
@@ -204,7 +206,7 @@ def refuse_backups(callbacks: Sequence[Any]) -> None:
         )
 
 
-def _is_one_of(callback: Any, names: Sequence[str]) -> bool:
+def _is_one_of(callback: Callback, names: Sequence[str]) -> bool:
     return any(kind.__name__ in names and kind.__module__.startswith("keras.") for kind in type(callback).__mro__)
 
 
@@ -223,11 +225,11 @@ class OnFirstRankHooks:
         self._callback, self._state = callback, state
         self._runs = False
 
-    def set_params(self, params: dict[str, Any] | None) -> None:
+    def set_params(self, params: Params | None) -> None:
         """Hands them on."""
         self._callback.set_params(params)
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         """Keeps it until the callback runs, since some write at once."""
         self._whole = model
 
@@ -247,7 +249,7 @@ class OnFirstRankHooks:
         return True
 
 
-def on_first_rank(callback: Any, state: FitTogether, callback_class: Any) -> Any:
+def on_first_rank(callback: Callback, state: FitTogether, callback_class: type) -> Callback:
     """A callback in the place of one that writes; it has the hooks that that one has.
 
     Args:
@@ -261,8 +263,8 @@ def on_first_rank(callback: Any, state: FitTogether, callback_class: Any) -> Any
     return type("OnFirstRankHooks", (OnFirstRankHooks, callback_class), hooks)(callback, state)
 
 
-def _relayed(name: str) -> Any:
-    def hook(self: OnFirstRankHooks, *args: Any, **kwargs: Any) -> None:
+def _relayed(name: str) -> Callable[..., None]:
+    def hook(self: OnFirstRankHooks, *args: object, **kwargs: object) -> None:
         if self.begin(name):
             getattr(self._callback, name)(*args, **kwargs)
 
@@ -276,25 +278,25 @@ class WritesOnFirstRank:
         model: whose all else is.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Model):
         self.__dict__["_whole"] = model
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in ("save", "save_weights", "export") and current().rank != 0:
             return lambda *args, **kwargs: None
         return getattr(self._whole, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._whole, name, value)
 
 
-def _plain_of(callback: Any) -> dict[str, Any]:
+def _plain_of(callback: Callback) -> dict[str, object]:
     return {
         name: copy.deepcopy(each) for name, each in vars(callback).items() if name not in _OF_KERAS and _is_plain(each)
     }
 
 
-def _others_of(callback: Any) -> dict[str, Any]:
+def _others_of(callback: Callback) -> dict[str, object]:
     if type(callback).__module__.startswith("keras."):  # whose further attributes follow from these
         return {}
     return {
@@ -304,11 +306,11 @@ def _others_of(callback: Any) -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return is_made_of(_is_value, value)
 
 
-def _is_value(value: Any) -> bool:
+def _is_value(value: object) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
 
 

@@ -6,7 +6,7 @@ The reduction of the gradients survives by itself (``backends``); this tells the
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from ringtrain.keras.elastic.hooks import END_OF_EPOCH
 from ringtrain.keras.fitting import decides_too_early, made, refuse_too_early
 from ringtrain.keras.optimizer import hoist, reduction_within
 from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.types import Callback, Logs, Model, Optimizer, Params
 from ringtrain.keras.variables import broadcast_variables
 
 BY_SAMPLER = -1  # number of an epoch's batches
@@ -65,15 +66,15 @@ class FitState(TransparentState):
     """
 
     batches: int
-    optimizer: Any
+    optimizer: Optimizer
 
     _GIVEN = (*TransparentState._GIVEN, "_remembered", "_resumed")
 
     def __init__(self, may_pause: Callable[[], bool], **arguments: Any):
         self._may_pause = may_pause
         self._memories: Memories | None = None  # of the callbacks of ``fit``, while that runs
-        self.taken: tuple[Memory, Any] | None = None
-        self._resumed: tuple[Memory, Any] | None = None  # as a file has it
+        self.taken: tuple[Memory, np.ndarray | None] | None = None
+        self._resumed: tuple[Memory, np.ndarray | None] | None = None  # as a file has it
         self.goes_on = self.ends_epoch = False
         self._has_begun_batch = self._is_read_ahead = False
         super().__init__(**arguments)
@@ -83,7 +84,7 @@ class FitState(TransparentState):
         """That deals the samples; None where the data do."""
         return self._sampler
 
-    def arranged(self, callbacks: Sequence[Any], callback_class: Any) -> list[Any]:
+    def arranged(self, callbacks: Sequence[Callback], callback_class: type) -> list[Callback]:
         """The callbacks of a ``fit`` with this state's ``Elastic``, which comes first: it lets ranks join before others see a batch.
 
         Raises:
@@ -102,7 +103,7 @@ class FitState(TransparentState):
         return [*own, *others, made(TogetherHooks, callback_class)(self, self._memories)]
 
     @property
-    def _remembered(self) -> tuple[Memory, Any] | None:
+    def _remembered(self) -> tuple[Memory, np.ndarray | None] | None:
         """What a rank that joins takes over beside the values; None before ``fit`` has begun."""
         if self._memories is None or not self.goes_on:
             return None
@@ -110,7 +111,7 @@ class FitState(TransparentState):
         return self._memories.told(), None if rate is None else np.array(rate.numpy())
 
     @_remembered.setter
-    def _remembered(self, told: tuple[Memory, Any] | None) -> None:
+    def _remembered(self, told: tuple[Memory, np.ndarray | None] | None) -> None:
         if not self.goes_on:  # else others take it over
             self.taken = told
 
@@ -132,7 +133,7 @@ class FitState(TransparentState):
             return None
         return resumed[0]
 
-    def _in_file(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _in_file(self, content: dict[str, object]) -> dict[str, object]:
         remembered = self._remembered
         assert remembered is not None
         memory = {
@@ -261,11 +262,11 @@ class ElasticHooks:
 
     _supports_tf_logs = True  # Keras need not fetch the metrics of each batch for it
 
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(
-        self, model: Any, *, sampler: BatchSampler | None = None, process_sets: Rule | None = None, **objects: Any
+        self, model: Model, *, sampler: BatchSampler | None = None, process_sets: Rule | None = None, **objects: object
     ):
         super().__init__()
         self._reduction = _checked(model)
@@ -306,7 +307,7 @@ class ElasticHooks:
 
     # ---- what fit tells ----
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Agrees with the others on how many batches an epoch has; a rank that joins has been told."""
         self.state.begin_fit()
         if self.state.fit_sampler is not None:
@@ -326,7 +327,7 @@ class ElasticHooks:
                 "or a rank that joins would take others than those that are left, but it does not. Change one of them."
             )
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Looks whether it is the one in which the others are."""
         if epoch != self.state.epoch:
             raise InvalidArgumentError(
@@ -336,11 +337,11 @@ class ElasticHooks:
         self._before = self.state.batch
         self.state.set_epoch()
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Between two steps ranks join and leave; but not while a sum of gradients is begun, which they would lack."""
         self.state.begin_batch()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts, and ends the epoch where ``fit`` would go on; one call may stand for several batches."""
         state = self.state
         state.step += self._before + batch + 1 - state.batch
@@ -361,7 +362,7 @@ class ElasticHooks:
     def _check_data(self) -> None:
         _require_data_of_sampler((self.params or {}).get("steps") is None)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Goes on with the next epoch."""
         state = self.state
         if self.model.stop_training is END_OF_EPOCH:
@@ -375,7 +376,7 @@ class ElasticHooks:
         state.batch = 0
         state.set_epoch()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Returns when all ranks have the last step."""
         self.state.end_fit()
 
@@ -397,7 +398,7 @@ class ElasticHooks:
         return BY_SAMPLER if by_sampler else own[0]
 
 
-def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: int = 0) -> Any:
+def batches(sampler: BatchSampler, load: Callable[[np.ndarray], object], workers: int = 0) -> Iterable:
     """Data for ``fit`` whose samples a sampler deals: a ``tf.data.Dataset``, or a ``DataLoader`` on PyTorch.
 
     Example:
@@ -420,7 +421,7 @@ def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: i
     _check_sampler(sampler)
     context = own()
 
-    def reader() -> Iterator[Any]:
+    def reader() -> Iterator[object]:
         return ReadElsewhere(lambda: sampler.loading(load, workers), context)
 
     return backend.dataset(reader, load(sampler.look()))
@@ -429,22 +430,22 @@ def batches(sampler: BatchSampler, load: Callable[[np.ndarray], Any], workers: i
 class _Values(Variables):
     """How states know Keras' models, optimizers and variables."""
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Whatever has variables; seeds of random layers follow from those of rank 0, but differ from rank to rank."""
         return hasattr(value, "variables") or (hasattr(value, "assign") and hasattr(value, "numpy"))
 
-    def outline(self, values: Sequence[Any]) -> dict[str, str]:
+    def outline(self, values: Sequence[object]) -> dict[str, str]:
         """Shapes and dtypes of the variables, and what their tables are."""
         variables = variables_of(values)
         tables = {place: getattr(variable, "sharded_table", None) for place, variable in enumerate(variables)}
         rows = {f"table of variable {place}": each.outline for place, each in tables.items() if each is not None}
         return outline_of(variables) | rows
 
-    def take_over(self, values: Sequence[Any]) -> None:
+    def take_over(self, values: Sequence[object]) -> None:
         """Raises MismatchError if ranks have different variables."""
         broadcast_variables(variables_of(values), root_rank=0)
 
-    def enter_world(self, values: Sequence[Any]) -> None:
+    def enter_world(self, values: Sequence[object]) -> None:
         """Has optimizers go on under their names, with what they have begun to add up."""
         for value in values:
             if (reduction := reduction_within(value)) is not None:
@@ -459,14 +460,14 @@ def _require_data_of_sampler(are_its: bool) -> None:
         raise InvalidArgumentError(_OTHER_DATA)
 
 
-def _check_sampler(sampler: Any) -> None:
+def _check_sampler(sampler: object) -> None:
     if not isinstance(sampler, BatchSampler):
         raise TypeError(
             f"elastic: the sampler must be a BatchSampler, but is a {type(sampler).__name__}. Use hvd.elastic.BatchSampler."
         )
 
 
-def _checked(model: Any) -> KerasReducer:
+def _checked(model: Model) -> KerasReducer:
     if any(kind.__module__.startswith("tf_keras") for kind in type(model).__mro__):
         raise UnsupportedError(
             "elastic.Elastic: the model must be one of Keras 3, but is one of tf_keras. Use KerasState and elastic.run."

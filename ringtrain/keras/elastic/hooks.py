@@ -6,8 +6,8 @@ before the next one begins.
 
 from typing import Any
 
-from ringtrain.elastic import State
 from ringtrain.errors import InvalidArgumentError
+from ringtrain.keras.types import Logs, Model, Params
 
 
 class _EndOfEpoch:
@@ -38,7 +38,7 @@ class CommitHooks:
 
     _supports_tf_logs = True  # Keras 2 need not fetch the metrics of each batch for it
 
-    def __init__(self, state: State, batches_per_commit: int = 1):
+    def __init__(self, state: Any, batches_per_commit: int = 1):
         super().__init__()
         if batches_per_commit < 1:
             raise InvalidArgumentError(
@@ -54,30 +54,30 @@ class CommitHooks:
         """Commits the state; for programs that do more then."""
         self.state.commit()
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Counts from here."""
         self._since, self._due = 0, False
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Commits what the last epoch has left."""
         self._seen = 0
         self._commit_if_due()
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Commits after the batch before."""
         self._commit_if_due()
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts; one call may stand for several batches (``steps_per_execution``)."""
         self._since += batch + 1 - self._seen
         self._seen = batch + 1
         self._due |= self._since >= self._batches_per_commit
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """A commit is due."""
         self._due = True
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Saves; who waits to join would find nothing to do."""
         self.state.save()
 
@@ -110,8 +110,8 @@ class UpdateBatchHooks:
 
     _supports_tf_logs = True
 
-    model: Any  # Keras sets these two
-    params: dict[str, Any] | None
+    model: Model  # Keras sets these two
+    params: Params | None
 
     def __init__(self, state: Any):
         super().__init__()
@@ -120,19 +120,19 @@ class UpdateBatchHooks:
         self._before = 0  # batches of this epoch that were done in another call of fit
         self._last: int | None = None  # the number of batches after which the epoch ends early
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Finds what is left to do."""
         self._before = self.state.batch
         steps = (self.params or {}).get("steps")
         self._last = max(1, steps - self._before) if steps and self._before else None
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts, and ends the epoch when its batches are done."""
         self.state.batch = self._before + batch + 1
         if self._last is not None and batch + 1 >= self._last and not self.model.stop_training:
             self.model.stop_training = END_OF_EPOCH
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Goes on with the next epoch."""
         self.state.batch = 0
         if self.model.stop_training is END_OF_EPOCH:
@@ -162,7 +162,7 @@ class UpdateEpochHooks:
         _require(state, "epoch", "UpdateEpochStateCallback")
         self.state = state
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """One more."""
         self.state.epoch += 1
 

@@ -1,7 +1,5 @@
 """``KerasState``: a model and its optimizer in an elastic job, for Keras 3 and for tf_keras."""
 
-from typing import Any
-
 import numpy as np
 
 from ringtrain._training.needs import check_needs
@@ -13,6 +11,7 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.optimizer import hoist, reduction_of
 from ringtrain.keras.reduction import KerasReducer
+from ringtrain.keras.types import Model, Optimizer, Variable
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, variables_of_optimizer
 
 
@@ -35,7 +34,7 @@ class KerasState(ObjectState):
         UnsupportedError: an optimizer with ``LocalSteps`` or ``OneStepLate``, or Keras on JAX.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any):
+    def __init__(self, model: Model, optimizer: Optimizer | None = None, **kwargs: object):
         if not getattr(model, "built", False):
             raise InvalidArgumentError(
                 f"{type(self).__name__}: the model must be built before, but is not. Call model.build(input_shape), or "
@@ -52,7 +51,7 @@ class KerasState(ObjectState):
                 model.make_train_function(force=True)
             if not getattr(self.optimizer, "built", False):
                 build_optimizer(self.optimizer, model.trainable_variables)
-        self._kept: list[tuple[Any, np.ndarray]] = []
+        self._kept: list[tuple[Variable, np.ndarray]] = []
         self._tables = _elastic_tables(model)
         self._rows = CommittedRows(self._tables)
         super().__init__(**kwargs)
@@ -93,7 +92,7 @@ class KerasState(ObjectState):
             variable.assign(value)
         super().restore()
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[Variable]:
         return [*self.model.variables, *([] if self.optimizer is None else variables_of_optimizer(self.optimizer))]
 
     def _reduction(self) -> KerasReducer | None:
@@ -101,7 +100,7 @@ class KerasState(ObjectState):
         return reduction_of(self.optimizer) or reduction_of(getattr(self.optimizer, "inner_optimizer", None))
 
 
-def _elastic_tables(model: Any) -> list[SelfUpdatingTable]:
+def _elastic_tables(model: Model) -> list[SelfUpdatingTable]:
     """Tables whose rows come and go with ranks."""
     found = [getattr(each, "sharded_table", None) for each in model.variables]
     return [table for table in found if table is not None and table.is_elastic]
