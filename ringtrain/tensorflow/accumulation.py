@@ -5,12 +5,11 @@ them, which a ``MonitoredTrainingSession`` runs by itself, and checkpoints do no
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.tensorflow.presence import Gradient
+from ringtrain.tensorflow.types import Gradient
 
 _v1 = tf.compat.v1
 
@@ -31,7 +30,7 @@ class Accumulation:
     def collect(
         self,
         gradients: Sequence[Gradient],
-        variables: Sequence[Any],
+        variables: Sequence[tf.Variable],
         reduce: Callable[[list[Gradient]], list[Gradient]],
     ) -> list[Gradient]:
         """Adds one pass; at the last one the sums, reduced, and before this pass's gradients as they are.
@@ -71,7 +70,10 @@ class Accumulation:
         return _in_places(results, present, len(gradients))
 
     def apply(
-        self, pairs: Sequence[tuple[Gradient, Any]], update: Callable[[], tf.Operation], global_step: Any
+        self,
+        pairs: Sequence[tuple[Gradient, tf.Variable]],
+        update: Callable[[], tf.Operation],
+        global_step: tf.Variable | None,
     ) -> tf.Operation:
         """Updates at the last pass of several; at any other only moves ``global_step``, as in Horovod."""
 
@@ -94,7 +96,7 @@ def _in_places(gradients: Sequence[tf.Tensor], places: Sequence[int], count: int
     return results
 
 
-def _local_zeros(shape: Any, dtype: tf.DType) -> tf.Variable:
+def _local_zeros(shape: tf.TensorShape, dtype: tf.DType) -> tf.Variable:
     return _v1.Variable(
         tf.zeros(shape, dtype), trainable=False, collections=[_v1.GraphKeys.LOCAL_VARIABLES], use_resource=True
     )

@@ -5,12 +5,13 @@ applies this rank's own gradients, and then gives each variable the value that i
 ranks' changes.
 """
 
-from typing import Any
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.gradients import GradientReduction
+from ringtrain.tensorflow.types import Gradient
 from ringtrain.tensorflow.watching import watched_by_names
 
 
@@ -21,7 +22,12 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
     _stem: str  # of the names of the changes
     _compares: bool  # the variables of all ranks
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
         """As in TensorFlow; what it returns is done when the variables have the values that all ranks agree on.
 
         On an error an eager step is undone; one of a graph leaves this rank's own step.
@@ -41,7 +47,9 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
             raise
         return _assign(variables, [start + delta for start, delta in zip(starts, combined, strict=True)])
 
-    def _combined(self, deltas: list[Any], variables: list[Any], starts: list[Any]) -> list[Any]:
+    def _combined(
+        self, deltas: list[tf.Tensor], variables: list[tf.Variable], starts: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
         stem, reduction = names.claim_in_function(f"{self._stem}.delta"), self._reduction
         identities = names.of_gradients(stem, variables)
         return watched_by_names(
@@ -50,9 +58,9 @@ class AdasumOptimizer(tf.compat.v1.train.Optimizer):
         )  # fmt: skip
 
 
-def _assign(variables: list[Any], values: list[Any]) -> Any:
+def _assign(variables: list[tf.Variable], values: list[tf.Tensor]) -> tf.Operation | None:
     return tf.group(*[variable.assign(value) for variable, value in zip(variables, values, strict=True)])
 
 
-def _dependencies(applied: Any) -> list[Any]:
+def _dependencies(applied: tf.Operation | None) -> list[tf.Operation]:
     return [] if applied is None or tf.executing_eagerly() else [applied]

@@ -15,6 +15,7 @@ from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, require_linear
 from ringtrain.tensorflow import names, nodes
+from ringtrain.tensorflow.types import Gradient
 from ringtrain.tensorflow.world import rank_op, size_op
 
 _Gradients = list[tf.Tensor | None]
@@ -61,7 +62,13 @@ class _Forward:
         """What the operation's reduction was asked for, as its node takes it."""
         return {name: self._operation.get_attr(name) for name in nodes.REDUCING}
 
-    def run(self, operation: str, inputs: Sequence[Any], label: str = "gradient", **attributes: Any) -> list[tf.Tensor]:
+    def run(
+        self,
+        operation: str,
+        inputs: Sequence[tf.Tensor | list[tf.Tensor]],
+        label: str = "gradient",
+        **attributes: object,
+    ) -> list[tf.Tensor]:
         """Runs an operation of the backward pass, under a name that follows from the forward one's."""
         name = names.claim(f"{self._name}.{label}") if self._name else None
         return nodes.run(operation, inputs, name, self._process_set, **attributes)
@@ -76,7 +83,7 @@ class _Forward:
         return [*gradients, *[None] * self._operation.get_attr("G")]
 
 
-def _gradient(operation: tf.Operation, *gradients: Any) -> _Gradients:
+def _gradient(operation: tf.Operation, *gradients: Gradient) -> _Gradients:
     """Gradients of the results to gradients of the inputs."""
     forward = _Forward(operation)
     adjoint = adjoint_of(forward.row.name)
@@ -93,20 +100,20 @@ def _gradient(operation: tf.Operation, *gradients: Any) -> _Gradients:
 # ---- carriers ----
 
 
-def _by_allreduce(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor]:
+def _by_allreduce(forward: _Forward, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
     averages = adjoint_of(forward.row.name).averages
     attributes = {**nodes.REDUCING, "reduction": Average} if averages else forward.attributes
     return forward.run("allreduce", [_dense(gradients)], **attributes)
 
 
-def _by_allgather(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor]:
+def _by_allgather(forward: _Forward, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
     asked = forward.attributes
     scales = nodes.factor(asked["prescale_bits"]), nodes.factor(asked["postscale_bits"])
     by = factor(asked["reduction"], *scales, tf.cast(forward.size, tf.float64))
     return forward.run("allgather", [[gradient * tf.cast(by, gradient.dtype) for gradient in _dense(gradients)]])
 
 
-def _by_alltoall(forward: _Forward, gradients: Sequence[Any]) -> list[tf.Tensor | None]:
+def _by_alltoall(forward: _Forward, gradients: Sequence[Gradient]) -> list[tf.Tensor | None]:
     """Every row goes back where it came from; the splits have no gradient."""
     rows, _ = forward.run("alltoall", [tf.convert_to_tensor(gradients[0]), forward.outputs[1]])
     return [rows, None]
@@ -131,7 +138,7 @@ def _own_rows(forward: _Forward, carried: list[tf.Tensor]) -> list[tf.Tensor]:
     return [each[start : start + count[0]] for each, start, count in zip(carried, starts, own, strict=True)]
 
 
-def _dense(gradients: Sequence[Any]) -> list[tf.Tensor]:
+def _dense(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
 

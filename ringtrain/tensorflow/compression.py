@@ -39,11 +39,11 @@ def _cast_to(half: tf.DType, name: str, on_the_wire: str) -> type[Compressor]:
         wire = on_the_wire
 
         @staticmethod
-        def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType | None]:
             return (tf.cast(tensor, half), tensor.dtype) if tensor.dtype.is_floating else (tensor, None)
 
         @staticmethod
-        def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        def decompress(tensor: tf.Tensor, context: tf.DType | None) -> tf.Tensor:
             return tensor if context is None else tf.cast(tensor, context)
 
     Cast.__name__ = Cast.__qualname__ = name
@@ -51,11 +51,11 @@ def _cast_to(half: tf.DType, name: str, on_the_wire: str) -> type[Compressor]:
     return Cast
 
 
-def _in_blocks(on_the_wire: Any, name: str, form: str) -> type[Compressor]:
+def _in_blocks(on_the_wire: arrays.WithFeedback, name: str, form: str) -> type[Compressor]:
     """A compressor whose form exists on the wire alone: ``compress`` and ``decompress`` leave a tensor as it is."""
     described = f"Sends floating-point tensors of 4,096 elements or more as {form}, where the core reduces"
 
-    def made(name: str, wire: str, words: str, **more: Any) -> type[Compressor]:
+    def made(name: str, wire: str, words: str, **more: type[Compressor]) -> type[Compressor]:
         return type(name, (Compressor,), {"__module__": __name__, "__doc__": words, "wire": wire, **more})
 
     plain = made(f"{name}WithoutFeedback", on_the_wire.without_feedback, f"{described}.")

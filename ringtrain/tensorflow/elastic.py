@@ -24,7 +24,7 @@ for good, so functions ask with ``hvd.size_op()``.
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +41,7 @@ from ringtrain.tensorflow import presence
 from ringtrain.tensorflow.library import current_slot
 from ringtrain.tensorflow.names import in_session_graph
 from ringtrain.tensorflow.start import init
+from ringtrain.tensorflow.types import Variable
 
 if TYPE_CHECKING:
     from ringtrain.tensorflow.keras.elastic import TensorFlowKerasState
@@ -48,9 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["BatchSampler", "ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
 
 _OUR_NODES = "Ringtrain"  # in the text of an error that one of our operations has ended in
+Result = TypeVar("Result")
 
 
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """``ringtrain.elastic.run`` for functions that use TensorFlow, whose errors it understands.
 
     Example:
@@ -68,7 +70,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(func)
-    def in_each_world(state: State, *args: Any, **kwargs: Any) -> Any:
+    def in_each_world(state: State, *args: object, **kwargs: object) -> Result:
         if membership.current() is not None:
             presence.share()
         return func(state, *args, **kwargs)
@@ -109,9 +111,9 @@ class TensorFlowState(ObjectState):
         InvalidArgumentError: no variables where there is no graph of TensorFlow 1, or no session where there is one.
     """
 
-    variables: Sequence[Any]
+    variables: list[Any]
 
-    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any):
+    def __init__(self, variables: Sequence[Variable] | None = None, session: Any = None, **kwargs: object):
         in_graph = session is not None or in_session_graph()
         if variables is None and not in_graph:
             raise InvalidArgumentError(
@@ -130,7 +132,7 @@ class TensorFlowState(ObjectState):
                 variables = tf.compat.v1.global_variables()
         self.session = session
         self.variables = list(variables)
-        self._kept: list[Any] = []
+        self._kept: list[np.ndarray] = []
         super().__init__(**kwargs)
         self.save()
 
@@ -158,7 +160,7 @@ class TensorFlowState(ObjectState):
         super().sync()
         self.save()
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> list[np.ndarray]:
         read = (
             self.session.run(list(self.variables))
             if self.session is not None
@@ -166,7 +168,7 @@ class TensorFlowState(ObjectState):
         )
         return [np.array(value, order="C") for value in read]
 
-    def _write(self, values: Sequence[Any]) -> None:
+    def _write(self, values: Sequence[np.ndarray]) -> None:
         for variable, value in zip(self.variables, values, strict=True):
             if self.session is not None:
                 assign = variable.initializer
@@ -178,17 +180,17 @@ class TensorFlowState(ObjectState):
 class _Variables(Variables):
     """How states know variables, and what has some: modules, models, optimizers."""
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         """Also a list of variables."""
         if isinstance(value, (list, tuple)):
             return len(value) > 0 and all(isinstance(each, tf.Variable) for each in value)
         return isinstance(value, tf.Variable) or hasattr(value, "variables")
 
-    def outline(self, values: Sequence[Any]) -> dict[str, str]:
+    def outline(self, values: Sequence[object]) -> dict[str, str]:
         """Shapes and dtypes of the variables."""
         return outline_of(variables_of(values))
 
-    def take_over(self, values: Sequence[Any]) -> None:
+    def take_over(self, values: Sequence[object]) -> None:
         """Raises MismatchError if ranks have different ones. Seeds of Keras' random layers stay each rank's own."""
         chosen = [each for each in variables_of(values) if not is_seed(each)]
         arrays = [np.array(variable.numpy(), order="C") for variable in chosen]
@@ -209,7 +211,7 @@ class _Variables(Variables):
             operation.wait()
             variable.assign(array)
 
-    def enter_world(self, values: Sequence[Any]) -> None:
+    def enter_world(self, values: Sequence[object]) -> None:
         """Graphs find the new world."""
         current_slot()
 
@@ -218,7 +220,7 @@ register(_Variables())
 register_sign(_ends_world)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     if name == "TensorFlowKerasState":
         return importlib.import_module(
             "ringtrain.tensorflow.keras.elastic"

@@ -12,13 +12,14 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.tensorflow.names import claim_in_function, in_session_graph
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import broadcast_
+from ringtrain.tensorflow.types import Variable
 
 _GROUP_BYTES = 64 << 20  # one operation's worth of values, which exist beside the variables until they are assigned
 
 
 @as_it_is
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False,
+    variables: Iterable[Variable], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False,
     seeds: bool = False,
 ) -> tf.Operation | None:  # fmt: skip
     """Puts the root's values into the variables of all ranks.
@@ -42,7 +43,7 @@ def broadcast_variables(
         tf.errors.FailedPreconditionError: ranks disagree about the number, a shape or a dtype.
     """
     stem = claim_in_function("broadcast_variables")
-    values: list[Any] = []
+    values: list[tf.Tensor] = []
     chosen = [each for each in variables if seeds or not hasattr(each, "name") or not is_seed(each)]
     for number, group in enumerate(_groups(_numeric(chosen))):
         values += broadcast_(group, root_rank, f"{stem}.{number}", process_set)
@@ -100,15 +101,15 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
             with tf.device(self._device or None):
                 self._operation = broadcast_global_variables(self._root_rank)
 
-    def after_create_session(self, session: tf.compat.v1.Session, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         """Runs it."""
         session.run(self._operation)
 
 
 def broadcast_object(
-    obj: Any,
+    obj: object,
     root_rank: int = 0,
-    session: Any = None,
+    session: object = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
@@ -121,8 +122,8 @@ def broadcast_object(
 
 
 def broadcast_object_fn(
-    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Callable[[Any], Any]:
+    root_rank: int = 0, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[object], Any]:
     """A function of one object that is ``broadcast_object`` with these arguments.
 
     Example:
@@ -139,7 +140,7 @@ def broadcast_object_fn(
 
 
 def allgather_object(
-    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+    obj: object, session: object = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Returns the objects of all ranks, in rank order; see ``ringtrain.allgather_object``. No ``session`` is needed.
 
@@ -154,7 +155,7 @@ def _require_graph(name: str, instead: str) -> None:
         raise RuntimeError(f"{name}: expected a graph of TensorFlow 1 but found eager mode. Use {instead}.")
 
 
-def _numeric(variables: Iterable[Any]) -> list[tf.Variable]:
+def _numeric(variables: Iterable[Variable]) -> list[tf.Variable]:
     """TensorFlow's variables below Keras' ones, each once."""
     below = {}
     for variable in variables:

@@ -1,17 +1,18 @@
 """Rows of all ranks for a loss that every rank computes over them, as contrastive losses do: with the exact gradient."""
 
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allgather
+from ringtrain.tensorflow.types import Takes
 
 
 @as_it_is
 def gather_with_gradient(
-    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Takes, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tf.Tensor:
     """``allgather`` whose gradient is the sum over the ranks; see ``ringtrain.torch.gather_with_gradient``.
 
@@ -29,7 +30,7 @@ def gather_with_gradient(
     size = size_of(process_set)
 
     @tf.custom_gradient
-    def with_gradient(rows: tf.Tensor) -> Any:
+    def with_gradient(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return tf.identity(rows), lambda gradient: gradient * tf.cast(size, gradient.dtype)
 
     return allgather(with_gradient(tf.convert_to_tensor(tensor)), name=name, process_set=process_set)

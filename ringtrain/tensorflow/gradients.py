@@ -8,7 +8,6 @@ for it; ``presence`` agrees on that. A rank outside of the process set gets its 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -30,7 +29,7 @@ from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.kept import number_of
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
-from ringtrain.tensorflow.presence import Gradient
+from ringtrain.tensorflow.types import Gradient, Source
 from ringtrain.tensorflow.world import divided_by_size
 
 
@@ -99,7 +98,7 @@ class GradientReduction:
         wire = getattr(self.compression, "wire", None) or "none"
         return HostSettings(self.op == Average, 1.0 / self.predivide, self.predivide, wire, powersgd, self.late)
 
-    def stem_of(self, stem: str, sources: Sequence[Any]) -> str:
+    def stem_of(self, stem: str, sources: Sequence[Source]) -> str:
         """What the names of some sources' gradients begin with: what is kept of them for the next step is theirs alone.
 
         Args:
@@ -125,7 +124,9 @@ class GradientReduction:
         return stem if number == 0 else f"{stem}[{number}]"
 
     @as_it_is
-    def reduce(self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]) -> list[Gradient]:
+    def reduce(
+        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Source]
+    ) -> list[Gradient]:
         """The gradients, reduced over the ranks, in their order.
 
         Args:
@@ -164,7 +165,7 @@ class GradientReduction:
         return reduced
 
     def _survived(
-        self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]
+        self, state: TransparentState, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Source]
     ) -> list[Gradient]:
         """``reduce`` in a step that survives a change of the world. Gradients that are None must be so on all ranks."""
         given = {"elastic.State": True, "survives on the host": True}
@@ -179,8 +180,8 @@ class GradientReduction:
         self,
         gradients: Sequence[Gradient],
         names: Sequence[str],
-        variables: Sequence[Any],
-        local: Mapping[int, Any],
+        variables: Sequence[Source],
+        local: Mapping[int, Source],
         scales_local: bool,
     ) -> list[Gradient]:
         """``reduce`` without the gradients of local variables, those that differ from rank to rank on purpose.
@@ -203,7 +204,11 @@ class GradientReduction:
         return results
 
     def complete_but_local(
-        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any], local: Mapping[int, Any]
+        self,
+        gradients: Sequence[Gradient],
+        names: Sequence[str],
+        variables: Sequence[Source],
+        local: Mapping[int, Source],
     ) -> list[Gradient]:
         """The gradients that ``reduce_but_local`` will reduce, for graphs: the ends of a condition must have the same ones."""
         results = [self._densified(gradient) for gradient in gradients]
@@ -212,7 +217,7 @@ class GradientReduction:
         return _but_local(lambda *shared: self.complete(*shared)[0], results, names, variables, local)
 
     def complete(
-        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any]
+        self, gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Source]
     ) -> tuple[list[Gradient], presence.Agreement | None]:
         """The gradients with zeros for those that only other ranks have; see ``presence.complete``."""
         return presence.complete(
@@ -223,29 +228,29 @@ class GradientReduction:
         sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if sparse and self.sparse_as_dense else gradient
 
-    def _grouped(self, dense: list[int], variables: Sequence[Any]) -> list[list[int]]:
+    def _grouped(self, dense: list[int], variables: Sequence[Source]) -> list[list[int]]:
         """Places of the gradients that are one operation, for each operation."""
         groups = 1 if self.groups is None and tf.executing_eagerly() else self.groups
         return [[dense[each] for each in group] for group in grouped([variables[index] for index in dense], groups)]
 
-    def _factors(self) -> dict[str, Any]:
+    def _factors(self) -> dict[str, object]:
         return {
             "prescale_factor": 1.0 / self.predivide,
             "postscale_factor": self.predivide,
             **self._without_factors(),
         }
 
-    def _without_factors(self) -> dict[str, Any]:
+    def _without_factors(self) -> dict[str, object]:
         compression = Compression.none if isinstance(self.compression, PowerSGD) else self.compression
         return {"compression": compression, "process_set": self.process_set}
 
 
 def _but_local(
-    operate: Callable[[list[Gradient], list[str], list[Any]], list[Gradient]],
+    operate: Callable[[list[Gradient], list[str], list[Source]], list[Gradient]],
     gradients: Sequence[Gradient],
     names: Sequence[str],
-    variables: Sequence[Any],
-    local: Mapping[int, Any],
+    variables: Sequence[Source],
+    local: Mapping[int, Source],
 ) -> list[Gradient]:
     """The gradients, those of all but the local variables as ``operate`` returns them."""
     results = list(gradients)

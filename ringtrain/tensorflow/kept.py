@@ -2,13 +2,14 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.process_sets import ProcessSet, id_of
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow.library import current_slot
+from ringtrain.tensorflow.types import Source
 
 Value = TypeVar("Value")
 
@@ -20,7 +21,7 @@ class Kept(Generic[Value]):
         self._entries: dict[tuple, list[tuple[list[weakref.ref], Value]]] = {}  # by slot, process set and name
 
     def find(
-        self, name: str, variables: Sequence[Any], process_set: ProcessSet, make: Callable[[], Value],
+        self, name: str, variables: Sequence[Source], process_set: ProcessSet, make: Callable[[], Value],
         suits: Callable[[Value], bool] = lambda _: True,
     ) -> Value:  # fmt: skip
         """What was kept of the step before; a new one for other variables, or where that does not suit any more."""
@@ -36,7 +37,7 @@ class Kept(Generic[Value]):
             entries.append(([weakref.ref(each) for each in variables], value))
         return value
 
-    def of_this_rank(self) -> Iterator[tuple[list[Any], Value]]:
+    def of_this_rank(self) -> Iterator[tuple[list[Source], Value]]:
         """All that is kept, with the variables, in one order on all ranks."""
         slot = current_slot()
         for key in sorted((key for key in self._entries if key[0] == slot), key=str):
@@ -52,7 +53,7 @@ class _Numbered(NamedTuple):
 _numbers: Kept[_Numbered] = Kept()
 
 
-def number_of(name: str, variables: Sequence[Any], process_set: ProcessSet) -> int:
+def number_of(name: str, variables: Sequence[Source], process_set: ProcessSet) -> int:
     """Numbers the lists of variables whose gradients have one name, from 0 in each world, in the order of their first steps."""
     context = current()
 

@@ -1,11 +1,13 @@
 """Gradients of Keras on TensorFlow; see ``backends`` for who asks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 import ringtrain.tensorflow as hvd
 from ringtrain._binding import tables
@@ -19,10 +21,15 @@ from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.presence import complete, settle
 from ringtrain.tensorflow.sparse import sum_duplicates
 from ringtrain.tensorflow.surviving import reduced
+from ringtrain.tensorflow.types import Gradient, Variable
 from ringtrain.tensorflow.watching import FORMS
 from ringtrain.tensorflow.watching import comparison as comparison
 from ringtrain.tensorflow.watching import watched as watched
 from ringtrain.tensorflow.world import divided_by_size as divided_by_size
+
+if TYPE_CHECKING:
+    from ringtrain.embedding.table import SelfUpdatingTable
+    from ringtrain.keras.settings import Settings
 
 columns: list[str] = []
 compiles_operations = carries_variables = False
@@ -38,13 +45,13 @@ _EAGER = _Eager()
 unconverted = tf.autograph.experimental.do_not_convert  # Python's control flow in a method is meant as it stands
 
 
-def operations_for(value: Any) -> Any:
+def operations_for(value: ArrayLike) -> ModuleType:
     """The module whose operations take a value: that of arrays in a graph of TensorFlow 1, whose nodes no session runs."""
     in_session = not tf.executing_eagerly() and not tf.inside_function()
     return operations if in_session and not tf.is_tensor(value) else hvd
 
 
-def tensor(value: Any) -> Any:
+def tensor(value: ArrayLike) -> np.ndarray | tf.Tensor:
     """A value as the operations of ``operations_for`` take it."""
     return np.asarray(value) if operations_for(value) is operations else tf.convert_to_tensor(value)
 
@@ -73,8 +80,10 @@ def is_traced() -> bool:
 
 
 def on_host(
-    function: Callable[..., list[np.ndarray]], inputs: Sequence[Any], results: Sequence[tuple[tuple[int, ...], str]]
-) -> list[Any]:
+    function: Callable[..., list[np.ndarray]],
+    inputs: Sequence[tf.Tensor | float],
+    results: Sequence[tuple[tuple[int, ...], str]],
+) -> list[np.ndarray | tf.Tensor]:
     """Calls a function with arrays when the step runs; returns its arrays, of these shapes and dtypes, as tensors."""
     if tf.executing_eagerly():
         return list(function(*(np.asarray(each) for each in inputs)))
@@ -82,27 +91,32 @@ def on_host(
     return list(found) if results else []
 
 
-def apply(plain: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+def apply(
+    plain: Any,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Gradient],
+    variables: Sequence[Variable],
+) -> None:
     """The update of the user's class, whose methods ``plain`` has."""
     plain.apply(gradients, variables)
 
 
-def is_given(variable: Any) -> bool:
+def is_given(variable: Variable) -> bool:
     """Whether a variable has its value in the step that runs: each has."""
     return True
 
 
-def wire_of(compression: Any) -> str | None:
+def wire_of(compression: object) -> str | None:
     """The core's name for what a compression does; None for a class of the user's own."""
     return "none" if compression in (None, hvd.Compression.none) else getattr(compression, "wire", None)
 
 
-def dense(gradient: Any) -> tf.Tensor:
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """The gradient with all its rows."""
     return tf.convert_to_tensor(gradient)
 
 
-def each_index_once(gradient: Any) -> Any:
+def each_index_once(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """The gradient; of ``tf.IndexedSlices`` the rows of an index that comes twice are added up, as those of several ranks are.
 
     Keras' optimizers add up what they make of each row: Adam, Adagrad and RMSprop add up squares, where a dense gradient
@@ -111,7 +125,7 @@ def each_index_once(gradient: Any) -> Any:
     return sum_duplicates(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def scopes() -> list[Any]:
+def scopes() -> list[object]:
     """The graph being traced and those around it, from the inside; outside of any, one object that stands for that."""
     if tf.executing_eagerly():
         return [_EAGER]
@@ -123,7 +137,9 @@ def scopes() -> list[Any]:
     return found
 
 
-def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+def reduce(
+    gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Variable], settings: "Settings"
+) -> list[Gradient]:
     """The gradients combined over the ranks as ``reduction.Settings`` say."""
     combined = GradientReduction(
         "DistributedOptimizer",
@@ -137,37 +153,39 @@ def reduce(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
     return combined.reduce(gradients, names, variables)
 
 
-def watch(session: Session, name: str, parameters: Sequence[Any]) -> Watch:
+def watch(session: Session, name: str, parameters: Sequence[Variable]) -> Watch:
     """What compares the ranks' steps with each other."""
     return Watch(session, name, CALLED, FORMS)
 
 
-def completed(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+def completed(
+    gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Variable], settings: "Settings"
+) -> list[Gradient]:
     """The gradients with zeros for those that only other ranks have; as in ``presence.complete``."""
     results, agreement = complete(gradients, names, variables, settings.process_set)
     settle(agreement)
     return results
 
 
-def like(result: Any, gradient: Any) -> tf.Tensor:
+def like(result: np.ndarray | tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """What ``on_host`` has returned in the place of a gradient."""
     return tf.ensure_shape(tf.convert_to_tensor(result), gradient.shape)
 
 
-def here(gradient: Any) -> Any:
+def here(gradient: Gradient) -> Gradient:
     """The gradient as a tensor of the graph that is being traced: TensorFlow's optimizers take those of one graph."""
     return None if gradient is None else tf.identity(gradient)
 
 
-def keeps_residuals(compression: Any) -> bool:
+def keeps_residuals(compression: object) -> bool:
     """Whether the core makes up for what a compression has lost of the gradients before."""
     return getattr(compression, "wire", None) in tables.WITHOUT_FEEDBACK
 
 
-def settle_residuals(used: Any, session: Session, prefix: str) -> None:
+def settle_residuals(used: tf.Tensor | bool, session: Session, prefix: str) -> None:
     """``residuals.settle``, when the step runs."""
 
-    def settle(used: Any) -> None:
+    def settle(used: np.ndarray | bool) -> None:
         residuals.settle(session, prefix, bool(used))
 
     if tf.executing_eagerly():
@@ -176,7 +194,9 @@ def settle_residuals(used: Any, session: Session, prefix: str) -> None:
         tf.numpy_function(settle, [used], [])
 
 
-def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[Any], settings: Any) -> list[Any]:
+def maxima(
+    gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Variable], settings: "Settings"
+) -> list[Gradient]:
     """The largest of the ranks' values, element by element."""
     if (state := followed()) is not None:
         name = f"{names[0]}.maxima" if names else ""
@@ -190,11 +210,11 @@ def maxima(gradients: Sequence[Any], names: Sequence[str], variables: Sequence[A
     return results
 
 
-def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
+def rows_of(table: "SelfUpdatingTable", ids: tf.Tensor, anchor: keras.Variable) -> tf.Tensor:
     """Rows of a ``SelfUpdatingTable``, whose gradients wait there; ``anchor`` gets that of ``SelfUpdatingTable.bring``."""
     ids = tf.convert_to_tensor(ids)
 
-    def on_ranks(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> Any:
+    def on_ranks(function: Callable, inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
         return tf.numpy_function(function, inputs, dtypes, stateful=True)
 
     @tf.custom_gradient
@@ -205,7 +225,7 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
         )
         rows = tf.ensure_shape(rows, (None, table.width))
 
-        def gradient(of_rows: Any, *_: Any) -> tf.Tensor:
+        def gradient(of_rows: tf.Tensor | tf.IndexedSlices, *_: tf.Tensor) -> tf.Tensor:
             zero = on_ranks(table.bring, [trip, tf.convert_to_tensor(of_rows)], [tf.float32])
             return tf.ensure_shape(zero[0] if isinstance(zero, list) else zero, ())
 
@@ -215,7 +235,7 @@ def rows_of(table: Any, ids: Any, anchor: Any) -> tf.Tensor:
     return tf.gather(rows, places)
 
 
-def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> tf.data.Dataset:
+def dataset(reader: Callable[[], Iterator[object]], example: object) -> tf.data.Dataset:
     """What ``fit`` reads, batch by batch: each is asked for when its step begins, and none ahead.
 
     Args:
@@ -223,7 +243,7 @@ def dataset(reader: Callable[[], Iterator[Any]], example: Any) -> tf.data.Datase
         example: a batch.
     """
 
-    def spec_of(array: Any) -> tf.TensorSpec:
+    def spec_of(array: ArrayLike) -> tf.TensorSpec:
         found = np.asarray(array)
         return tf.TensorSpec((None, *found.shape[1:]), found.dtype)
 

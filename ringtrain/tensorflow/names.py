@@ -11,9 +11,11 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeGuard
 
 import tensorflow as tf
+
+from ringtrain.tensorflow.types import Source, Variable
 
 _FunctionGraph = tf.__internal__.FuncGraph
 
@@ -47,7 +49,7 @@ def claim_in_function(label: str) -> str:
     return claim(f"{without_counters(function.name)}/{label}" if isinstance(function, _FunctionGraph) else label)
 
 
-def claim_for(operation: str, tensors: Sequence[Any], ignore_name_scope: bool = False) -> str:
+def claim_for(operation: str, tensors: Sequence[tf.Tensor], ignore_name_scope: bool = False) -> str:
     """A name for an operation on tensors of the current graph, made of the first and the last one's."""
     named = [tensor for tensor in tf.nest.flatten(list(tensors)) if hasattr(tensor, "name")]
     ends = [_stable(tensor.name) for tensor in (named if len(named) < 2 else (named[0], named[-1]))]
@@ -57,7 +59,7 @@ def claim_for(operation: str, tensors: Sequence[Any], ignore_name_scope: bool = 
     return claim_in_function(f"{operation}.{label}")
 
 
-def of_gradients(stem: str, sources: Sequence[Any]) -> list[str]:
+def of_gradients(stem: str, sources: Sequence[Source]) -> list[str]:
     """A name for each source's gradient: its place, and for the reader the layer and the variable.
 
     Of a Keras path the last two parts are the same in a model that was loaded and in one that was made.
@@ -70,19 +72,19 @@ def without_counters(name: str) -> str:
     return re.sub(r"_\d+(?=[/:]|$)", "", name)
 
 
-def _described(source: Any) -> str:
+def _described(source: Source) -> str:
     if not is_variable(source):
         return "source"
     return "/".join(without_counters(path_of(source).partition(":")[0]).split("/")[-2:])
 
 
-def path_of(variable: Any) -> str:
+def path_of(variable: Variable) -> str:
     """What Keras or TensorFlow calls a variable: ``sequential_1/dense_2/kernel``, ``weights:0``."""
     path: str = getattr(variable, "path", None) or variable.name
     return path
 
 
-def is_variable(source: Any) -> bool:
+def is_variable(source: Source) -> TypeGuard[Variable]:
     """Whether it is a variable, of TensorFlow or Keras, that is the same object whenever a function is traced."""
     return isinstance(source, tf.Variable) or hasattr(source, "path")
 

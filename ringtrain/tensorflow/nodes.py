@@ -5,7 +5,6 @@
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,13 +12,18 @@ from ringtrain._binding import tables
 from ringtrain._runtime.context import check_name
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.library import current_slot, ops
+from ringtrain.tensorflow.types import Takes
 
 # For what a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
 as_it_is = tf.autograph.experimental.do_not_convert
 
 
 def run(
-    operation: str, inputs: Sequence[Any], name: str | None, process_set_id: int, **attributes: Any
+    operation: str,
+    inputs: Sequence[Takes | Sequence[Takes]],
+    name: str | None,
+    process_set_id: int,
+    **attributes: object,
 ) -> list[tf.Tensor]:
     """The results of an operation: values in eager mode, symbolic tensors while a graph is built.
 

@@ -4,7 +4,6 @@ What is kept from step to step is found by the names of the gradients and the va
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +12,7 @@ from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.on_host import HostReducer, HostSettings
 from ringtrain._training.session import Session
 from ringtrain.tensorflow.kept import Kept
+from ringtrain.tensorflow.types import Variable
 
 
 class HostKept:
@@ -48,7 +48,7 @@ def reduced(
     host, chosen, reached = kept.host, list(names), list(places)
     settings = host.settings
 
-    def on_host(*tensors: Any) -> list[np.ndarray]:
+    def on_host(*tensors: tf.Tensor | np.ndarray) -> list[np.ndarray]:
         arrays = [np.asarray(tensor) for tensor in tensors]
         if not settings.late:
             results = host.reduce(chosen, arrays)
@@ -65,7 +65,7 @@ def reduced(
     return [tf.ensure_shape(result, gradient.shape) for result, gradient in zip(results, gradients, strict=True)]
 
 
-def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
+def late_gradients(variables: Sequence[Variable]) -> list[tf.Tensor | None]:
     """The gradients of the last step of tapes with ``mode=OneStepLate()``, which are left to be applied; None where there are none.
 
     Example:
@@ -88,7 +88,7 @@ def late_gradients(variables: Sequence[Any]) -> list[tf.Tensor | None]:
     return found
 
 
-def kept_of(name: str, variables: Sequence[Any], settings: HostSettings, process_set: ProcessSet) -> HostKept:
+def kept_of(name: str, variables: Sequence[Variable], settings: HostSettings, process_set: ProcessSet) -> HostKept:
     """What the step before has left; nothing yet for other variables, or where something else was asked for.
 
     Args:

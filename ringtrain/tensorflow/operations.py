@@ -11,7 +11,6 @@ Tensors may live on a GPU: TensorFlow copies them to the host and back.
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -25,6 +24,7 @@ from ringtrain.tensorflow import names, nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.refusals import preparing
+from ringtrain.tensorflow.types import Takes
 
 __all__ = [
     "allgather",
@@ -45,7 +45,7 @@ _Dense = tf.Tensor | tf.Variable
 
 @as_it_is
 def allreduce(
-    tensor: Any,
+    tensor: Takes,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -84,7 +84,7 @@ def allreduce(
 
 @as_it_is
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[Takes],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -115,7 +115,10 @@ def grouped_allreduce(
 
 @as_it_is
 def allgather(
-    tensor: Any, name: str | None = None, ignore_name_scope: bool = False, process_set: ProcessSet = global_process_set
+    tensor: Takes,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenates the ranks' tensors along the first dimension, which may differ; arguments and result as of ``ringtrain.allgather``.
 
@@ -130,7 +133,7 @@ def allgather(
 
 @as_it_is
 def grouped_allgather(
-    tensors: Sequence[Any],
+    tensors: Sequence[Takes],
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -153,7 +156,7 @@ def grouped_allgather(
 
 @as_it_is
 def broadcast(
-    tensor: Any,
+    tensor: Takes,
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
@@ -180,7 +183,7 @@ def broadcast_(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[Any]:
+) -> list[tf.Variable]:
     """Puts the root's values into variables, in one operation, and returns them.
 
     Example:
@@ -209,8 +212,8 @@ def broadcast_(
 
 @as_it_is
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
+    tensor: Takes,
+    splits: Takes | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
@@ -241,7 +244,7 @@ def alltoall(
 
 @as_it_is
 def reducescatter(
-    tensor: Any,
+    tensor: Takes,
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
     op: int = Average,
@@ -265,7 +268,7 @@ def reducescatter(
 
 @as_it_is
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[Takes],
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
     op: int = Average,
@@ -321,10 +324,10 @@ def join() -> tf.Tensor:
 
 
 def _allreduce_all(
-    tensors: Sequence[Any], average: bool | None, device_dense: str, device_sparse: str, compression: type[Compressor],
+    tensors: Sequence[Takes], average: bool | None, device_dense: str, device_sparse: str, compression: type[Compressor],
     op: int | None, prescale: float, postscale: float, name: str | None, process_set: ProcessSet,
     ignore_name_scope: bool,
-) -> list[Any]:  # fmt: skip
+) -> list[tf.Tensor | tf.IndexedSlices]:  # fmt: skip
     """The dense tensors in one operation, each of the sparse ones in one of its own."""
     with preparing("allreduce", name, process_set):
         op, results = chosen_op(average, op), list(tensors)
@@ -345,7 +348,7 @@ def _allreduce_all(
 
 
 def _reduce(
-    operation: str, tensors: Sequence[Any], name: str | None, process_set: ProcessSet, compression: type[Compressor],
+    operation: str, tensors: Sequence[Takes], name: str | None, process_set: ProcessSet, compression: type[Compressor],
     op: int, prescale: float, postscale: float,
 ) -> list[tf.Tensor]:  # fmt: skip
     with preparing(operation, name, process_set):
@@ -363,14 +366,14 @@ def _reduce(
     return [compression.decompress(result, context) for result, (_, context) in zip(results, sent, strict=True)]
 
 
-def _scopeless(operation: str, tensors: Sequence[Any], ignore_name_scope: bool) -> str | None:
+def _scopeless(operation: str, tensors: Sequence[Takes], ignore_name_scope: bool) -> str | None:
     """A name without its scope where the caller asked for one; None otherwise: then ``nodes`` makes it."""
     if not ignore_name_scope or tf.executing_eagerly():
         return None
     return names.claim_for(operation, tensors, ignore_name_scope=True)
 
 
-def _whole_numbers(splits: Any) -> tf.Tensor:
+def _whole_numbers(splits: Takes) -> tf.Tensor:
     splits = tf.convert_to_tensor(splits)
     if not splits.dtype.is_integer or splits.shape.rank not in (1, None):
         raise InvalidArgumentError(

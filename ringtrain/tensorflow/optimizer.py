@@ -5,7 +5,8 @@ object: its class is exchanged for one whose ``compute_gradients`` reduces.
 """
 
 import importlib
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -21,8 +22,11 @@ from ringtrain.tensorflow import names
 from ringtrain.tensorflow.accumulation import Accumulation
 from ringtrain.tensorflow.adasum import AdasumOptimizer
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.gradients import Gradient, GradientReduction
+from ringtrain.tensorflow.gradients import GradientReduction
+from ringtrain.tensorflow.types import Gradient, Pairs
 from ringtrain.tensorflow.watching import watched_by_names
+
+_AnOptimizer = TypeVar("_AnOptimizer")  # of TensorFlow 1 or Keras
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
@@ -31,15 +35,15 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
     _reduction: GradientReduction
     _accumulation: Accumulation | None  # None: gradients are reduced in every pass
     _stem: str  # of the gradients' names
-    _local: dict[int, Any]  # by identity
+    _local: dict[int, tf.Variable]  # by identity
     _scales_local: bool
     _compares: bool  # the variables of all ranks
 
-    def register_local_var(self, var: Any) -> None:
+    def register_local_var(self, var: tf.Variable) -> None:
         """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
         self._local[id(var)] = var
 
-    def compute_gradients(self, *arguments: Any, **further: Any) -> list[tuple[Any, Any]]:
+    def compute_gradients(self, *arguments: object, **further: object) -> Pairs:
         """As in TensorFlow; the gradients are reduced over the ranks.
 
         With ``backward_passes_per_step`` they are the pass's own until an update's last pass, where they are the
@@ -64,7 +68,12 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
         gradients = self._reduction.complete_but_local(gradients, identities, variables, self._local)
         return list(zip(self._accumulation.collect(gradients, variables, reduce), variables, strict=True))
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> tf.Operation:
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
         """As in TensorFlow; with ``backward_passes_per_step`` only ``global_step`` moves before an update's last pass."""
         pairs = list(grads_and_vars)
         if self._accumulation is None:
@@ -74,7 +83,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: _AnOptimizer,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
@@ -90,7 +99,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     mode: Mode | None = None,
-) -> Any:
+) -> _AnOptimizer:
     """Makes an optimizer average its gradients over the ranks, and returns it.
 
     Example:
@@ -170,7 +179,7 @@ def _check_for_adasum(backward_passes_per_step: int, average_aggregated_gradient
             )
 
 
-def _keras_optimizer(optimizer: Any, name: str | None, **arguments: Any) -> Any:
+def _keras_optimizer(optimizer: _AnOptimizer, name: str | None, **arguments: object) -> _AnOptimizer:
     keras = importlib.import_module(
         "ringtrain.tensorflow.keras"
     )  # only now: Keras costs time, and a tape needs none of it

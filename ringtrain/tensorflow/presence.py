@@ -10,7 +10,6 @@ world begins, the ranks ``share`` what they remember.
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -27,8 +26,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.library import current_slot
-
-Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
+from ringtrain.tensorflow.types import Gradient, Source
 
 _INDICES = {SPARSE_32: tf.int32, SPARSE_64: tf.int64}
 
@@ -57,7 +55,7 @@ class _Memory:
         self._told: dict[tuple, bytes] = {}  # what others remember, and this rank is to trace yet
 
     def recall(
-        self, codes: bytes, names: Sequence[str], variables: Sequence[Any], process_set: ProcessSet
+        self, codes: bytes, names: Sequence[str], variables: Sequence[Source], process_set: ProcessSet
     ) -> Agreement:
         """The agreement on the gradients of these variables under these names; a new one the first time."""
         key = (process_set.process_set_id, *names)
@@ -108,7 +106,7 @@ def share() -> None:
 
 
 def complete(
-    gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Any], process_set: ProcessSet
+    gradients: Sequence[Gradient], names: Sequence[str], variables: Sequence[Source], process_set: ProcessSet
 ) -> tuple[list[Gradient], Agreement | None]:
     """The gradients with zeros for those that only other ranks have.
 
@@ -144,7 +142,7 @@ def _agree(codes: bytes, name: str, process_set: ProcessSet) -> Agreement:
     return Agreement(current(), id_of(process_set), name, codes, _WHO_IS_MISSING)
 
 
-def _listed(variables: Sequence[Any]) -> list[Parameter]:
+def _listed(variables: Sequence[Source]) -> list[Parameter]:
     return [
         Parameter(naming.path_of(each), str(list(each.shape))) if naming.is_variable(each) else Parameter("source")
         for each in variables
@@ -165,7 +163,7 @@ def settle(agreement: Agreement | None) -> None:
         agreement.agreed()
 
 
-def _zeros_for(variables: Sequence[Any]) -> Callable[[int, int], tf.Tensor | tf.IndexedSlices]:
+def _zeros_for(variables: Sequence[Source]) -> Callable[[int, int], tf.Tensor | tf.IndexedSlices]:
     """What makes a gradient of zeros, of the agreed kind, for the variable at a place."""
 
     def zeros(place: int, code: int) -> tf.Tensor | tf.IndexedSlices:

@@ -6,18 +6,17 @@ graph is built nothing is submitted, so what is raised there concerns this rank 
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
 from ringtrain._runtime.context import current
-from ringtrain._runtime.process_sets import global_process_set, id_of
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain.errors import ProcessSetLostError, RingtrainError
 from ringtrain.tensorflow.library import next_name
 
 
 @contextlib.contextmanager
-def preparing(operation: str, name: str | None, process_set: Any) -> Iterator[None]:
+def preparing(operation: str, name: str | None, process_set: ProcessSet) -> Iterator[None]:
     """Within it an operation's arguments are looked at: any exception is announced to the peers, whose operation fails with it.
 
     Raises:

@@ -7,7 +7,6 @@ TensorFlow's tensors do not change, and are kept for nothing. With the gradients
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,19 +19,20 @@ from ringtrain.elastic.lossless import require_all_ranks
 from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
 from ringtrain.tensorflow.compression import Compressor
+from ringtrain.tensorflow.types import Gradient, Source
 
 
 def reduced(
     state: TransparentState,
     owner: str,
-    tensors: Sequence[Any],
+    tensors: Sequence[Gradient],
     name: str,
     op: int,
     process_set: ProcessSet = global_process_set,
     compression: type[Compressor] = Compressor,
     predivide: float = 1.0,
-    variables: Sequence[Any] = (),
-) -> list[Any]:
+    variables: Sequence[Source] = (),
+) -> list[Gradient]:
     """Tensors reduced over the ranks as one operation, eager or when the graph runs.
 
     Args:
@@ -60,7 +60,7 @@ def reduced(
         return list(tensors)
     comparison = state.take_comparison()
 
-    def on_host(rate: Any, *arrays: Any) -> list[np.ndarray]:
+    def on_host(rate: tf.Tensor | np.ndarray | float | None, *arrays: tf.Tensor | np.ndarray) -> list[np.ndarray]:
         given = [np.asarray(array) for array in arrays]
 
         def reduce() -> list[np.ndarray]:
@@ -77,7 +77,7 @@ def reduced(
 
 def _called(
     on_host: Callable[..., list[np.ndarray]], comparison: Comparison | None, tensors: list[tf.Tensor]
-) -> list[Any]:
+) -> list[np.ndarray | tf.Tensor]:
     """What it returns for the learning rate of a comparison and for tensors, of whose dtypes it is, when they are there."""
     rate = None if comparison is None else comparison.rate
     if tf.executing_eagerly():

@@ -4,8 +4,6 @@ Two allreduces forward, one for the mean and one for the variance around it, eac
 backpropagation goes through both. The Keras backend must be TensorFlow.
 """
 
-from typing import Any
-
 import tensorflow as tf
 
 from ringtrain._runtime.operations import Sum
@@ -14,6 +12,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.tensorflow.names import claim_in_function
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce
+from ringtrain.tensorflow.types import Variable
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
@@ -33,7 +32,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         UnsupportedError: ``renorm``, or another Keras backend than TensorFlow.
     """
 
-    def __init__(self, fused: bool | None = False, **kwargs: Any):
+    def __init__(self, fused: bool | None = False, **kwargs: object):
         if fused is not False:
             raise InvalidArgumentError(f"SyncBatchNormalization: fused must be False, but is {fused!r}.")
         if kwargs.get("renorm"):
@@ -83,7 +82,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         """The axis of the channels; Keras 2 makes a list of it when it builds the layer."""
         return self.axis if isinstance(self.axis, int) else self.axis[0]
 
-    def _move(self, moving: Any, newest: tf.Tensor) -> None:
+    def _move(self, moving: Variable, newest: tf.Tensor) -> None:
         kept = tf.cast(moving, newest.dtype) * self.momentum
         moving.assign(kept + tf.stop_gradient(newest) * (1.0 - self.momentum))
 

@@ -21,6 +21,7 @@ from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.nodes import as_it_is
+from ringtrain.tensorflow.types import Gradient, KerasLayer, Source, Structure
 from ringtrain.tensorflow.watching import watched_by_names
 
 
@@ -28,23 +29,23 @@ class _DistributedTape(tf.GradientTape):
     """What a tape becomes; ``DistributedGradientTape`` sets the attributes."""
 
     _reduction: GradientReduction
-    _local: dict[int, Any]  # by identity; Keras' variables have no hash of their own
+    _local: dict[int, Source]  # by identity; Keras' variables have no hash of their own
     _scales_local: bool
     _compares: bool  # the variables of all ranks
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: Source) -> None:
         """Leaves the gradient of a variable out of the reduction: it differs from rank to rank on purpose."""
         self._local[id(source)] = source
 
     @as_it_is
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: Structure,
+        sources: Structure,
+        output_gradients: Structure = None,
         use_generic_names: bool = False,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-    ) -> Any:
+    ) -> Structure:
         """``tf.GradientTape.gradient``, reduced over the ranks.
 
         Args:
@@ -68,7 +69,7 @@ class _DistributedTape(tf.GradientTape):
             else names.of_gradients(stem, flat_sources)
         )
 
-        def reduce() -> list[Any]:
+        def reduce() -> list[Gradient]:
             return self._reduction.reduce_but_local(flat, identities, flat_sources, self._local, self._scales_local)
 
         process_set = self._reduction.process_set
@@ -77,8 +78,12 @@ class _DistributedTape(tf.GradientTape):
 
     @as_it_is
     def get_local_and_global_gradients(
-        self, target: Any, sources: Sequence[Any], output_gradients: Any = None, use_generic_names: bool = False
-    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        self,
+        target: Structure,
+        sources: Sequence[Source],
+        output_gradients: Structure = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Source, Gradient]], list[tuple[Source, Gradient]]]:
         """Two lists of ``(source, gradient)``: of the local sources, and of those that were reduced."""
         gradients = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
@@ -162,7 +167,7 @@ def PartialDistributedGradientTape(
     num_groups: int = 0,
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    local_layers: KerasLayer | Sequence[KerasLayer] | None = None,
     scale_local_gradients: bool = True,
     mode: Mode | None = None,
 ) -> tf.GradientTape:
@@ -178,7 +183,9 @@ def PartialDistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
         groups, process_set, scale_local_gradients, mode=mode,
     )  # fmt: skip
-    layers = local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []
+    layers: Any = (
+        local_layers if isinstance(local_layers, (list, tuple, set)) else [local_layers] if local_layers else []
+    )
     for layer in layers:
         for variable in layer.trainable_weights:
             tape.register_local_source(variable)

@@ -13,7 +13,7 @@ def _executing_eagerly() -> bool:
     return bool(tf.executing_eagerly())
 
 
-def _make_subgraph(f: Callable[..., Any]) -> Any:
+def _make_subgraph(f: Callable) -> Callable:
     """The function as a graph of its own."""
     return tf.function(f)
 

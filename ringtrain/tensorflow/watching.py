@@ -7,7 +7,6 @@ made before it is known that ranks step alike.
 
 import weakref
 from collections.abc import Callable, Container, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +23,9 @@ from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.kept import Kept
 from ringtrain.tensorflow.library import current_slot, on_new_world, ops
+from ringtrain.tensorflow.types import Gradient, Source, Takes, Variable
 
-Gradients = list[Any]
+Gradients = list[Gradient]
 
 
 def _processor() -> str:
@@ -44,11 +44,11 @@ FORMS = Forms(*ARRAYS[:2], _processor)
 def watched_by_names(
     compares: bool,
     stem: str,
-    sources: Sequence[Any],
+    sources: Sequence[Source],
     local: Container[int],
     process_set: ProcessSet,
     reduce: Callable[[], Gradients],
-    values: Sequence[Any] | None = None,
+    values: Sequence[tf.Tensor] | None = None,
 ) -> Gradients:
     """``watched`` for gradients whose optimizer is not known: their variables are compared.
 
@@ -75,7 +75,9 @@ def watched_by_names(
     return watched(comparison(watch, {}, None, compared), process_set, reduce)
 
 
-def comparison(watch: Watch, settings: Settings, rate: Any, parameters: Sequence[tuple[str, Any]]) -> Comparison:
+def comparison(
+    watch: Watch, settings: Settings, rate: Takes | None, parameters: Sequence[tuple[str, Variable]]
+) -> Comparison:
     """What a step compares.
 
     Args:
@@ -152,12 +154,12 @@ def _looked(
     watch, settings, parameters = compared.watch, compared.settings, compared.parameters
     names = [name for name, _ in parameters]
 
-    def digests(most: Any, *arrays: Any) -> np.ndarray:
+    def digests(most: tf.Tensor | np.ndarray, *arrays: tf.Tensor | np.ndarray) -> np.ndarray:
         found = list(map(np.asarray, arrays))
         rate, values = (found[0], found[1:]) if rates else (None, found)
         return watch.digests(np.asarray(most), list(zip(names, values, strict=True)), settings, rate)
 
-    def judge(found: Any) -> np.ndarray:
+    def judge(found: tf.Tensor | np.ndarray) -> np.ndarray:
         watch.judge(np.asarray(found))
         return np.array(True)
 
@@ -172,5 +174,5 @@ def _maximum(own: tf.Tensor, name: str, process_set: ProcessSet) -> tf.Tensor:
     )[0]  # fmt: skip
 
 
-def _values(variable: Any) -> tf.Tensor:
+def _values(variable: Variable) -> tf.Tensor:
     return tf.convert_to_tensor(variable)

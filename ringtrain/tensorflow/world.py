@@ -1,7 +1,5 @@
 """The world as the graph finds it when it runs: for graphs that are traced in one world and run in another."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from ringtrain._runtime.process_sets import ProcessSet, id_of, size_of
@@ -80,7 +78,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
     return _ask("local_size", 0, name)
 
 
-def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
+def divided_by_size(gradient: tf.Tensor | tf.IndexedSlices, process_set: ProcessSet) -> tf.Tensor | tf.IndexedSlices:
     """A tensor or ``tf.IndexedSlices`` over the number of a set's ranks: in a graph that of the world that it runs in."""
     dtype = gradient.dtype
     if tf.executing_eagerly():

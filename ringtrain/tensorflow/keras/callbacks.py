@@ -1,7 +1,5 @@
 """The callbacks of ``ringtrain.keras`` for the models of ``tf.keras``, Keras 3 or the legacy Keras 2."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from ringtrain.keras.callbacks.checkpoint import BestModelHooks
@@ -23,7 +21,7 @@ class MetricAverageCallback(MetricHooks, tf.keras.callbacks.Callback):
     __doc__ = MetricHooks.__doc__
 
     # Keras 2 then hands over NumPy's numbers in a dictionary that later callbacks see too.
-    _supports_tf_logs: Any = False
+    _supports_tf_logs: object = False
 
 
 class MovingStatisticsAverageCallback(StatisticsHooks, tf.keras.callbacks.Callback):

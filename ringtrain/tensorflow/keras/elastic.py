@@ -1,13 +1,12 @@
 """The elastic names of ``ringtrain.keras`` for the models of ``tf.keras``, Keras 3 or the legacy Keras 2."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from ringtrain.elastic import BatchSampler, ObjectState, State
 from ringtrain.keras.elastic.fit import ElasticHooks, batches
 from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
+from ringtrain.keras.types import Model, Optimizer
 from ringtrain.tensorflow.elastic import run
 
 __all__ = [
@@ -45,7 +44,7 @@ class TensorFlowKerasState(KerasState):
         kwargs: as for ``KerasState``.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any):
+    def __init__(self, model: Model, optimizer: Optimizer | None = None, backend: object = None, **kwargs: object):
         super().__init__(model, optimizer, **kwargs)
 
 

@@ -6,15 +6,17 @@ LossScaleOptimizer is around the optimizer; its older optimizers, those of ``opt
 by ``ringtrain.keras.reduction`` as for Keras 3.
 """
 
+import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 import tf_keras
 
 from ringtrain.errors import UnsupportedError
+from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
@@ -23,25 +25,27 @@ from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
 from ringtrain.keras.reduction import KerasReducer, when
 from ringtrain.keras.saving import load_wrapped
+from ringtrain.keras.types import Compression, Flag, Tensor
 from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
 from ringtrain.tensorflow import functions
 from ringtrain.tensorflow.keras_backend import scopes, unconverted
+from ringtrain.tensorflow.types import Gradient
 
 if TYPE_CHECKING:  # the user's class comes behind it
-    _Optimizer: Any
+    from tf_keras.optimizers import Optimizer as _Optimizer
 else:
     _Optimizer = object
 
-_Pairs = list[tuple[Any, Any]]
+_Pairs = list[tuple[Gradient, tf.Variable]]
 
 
 def load_model(
-    filepath: Any,
-    custom_optimizers: Any = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = None,
+    filepath: str | os.PathLike,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Callable] | None = None,
+    compression: Compression = None,
     legacy_opts: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> tf_keras.Model:
     """``tf_keras.models.load_model``, with the optimizer wrapped again; see ``ringtrain.keras.load_model``.
 
@@ -69,22 +73,22 @@ class _Step:
     """
 
     def __init__(self) -> None:
-        self.variables: list[Any] = []
-        self._full: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._computed: weakref.WeakSet[Any] = weakref.WeakSet()  # scopes
+        self.variables: list[tf.Variable] = []
+        self._full: weakref.WeakKeyDictionary[object, Flag] = weakref.WeakKeyDictionary()
+        self._computed: weakref.WeakSet[object] = weakref.WeakSet()  # scopes
 
-    def know(self, variables: Iterable[Any]) -> None:
+    def know(self, variables: Iterable[tf.Variable]) -> None:
         """Adds variables; those whose gradients are left out later, being None, are missed then."""
         known = {id(variable) for variable in self.variables}
         self.variables.extend(variable for variable in variables if id(variable) not in known)
 
-    def gradients_of(self, pairs: _Pairs) -> list[Any]:
+    def gradients_of(self, pairs: _Pairs) -> list[Gradient]:
         """Gradients for all ``variables``, None for those that a LossScaleOptimizer has left out, being None."""
         self.know(variable for _, variable in pairs)
         given = {id(variable): gradient for gradient, variable in pairs}
         return [given.get(id(variable)) for variable in self.variables]
 
-    def note(self, full: Any) -> None:
+    def note(self, full: Flag) -> None:
         """Remembers whether the gradients that were reduced last complete an update, for the apply that uses them.
 
         Within a LossScaleOptimizer that is in a condition of its own, and sees what was noted around it.
@@ -101,7 +105,7 @@ class _Step:
         self._computed.difference_update(found)
         return bool(found)
 
-    def take(self) -> Any:
+    def take(self) -> Flag:
         """What was noted; True where nothing was, since then the gradients are the user's own."""
         return next((self._full.pop(scope) for scope in scopes() if scope in self._full), True)
 
@@ -114,13 +118,13 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
     _NOT_AGAIN: tuple[str, bool]  # the argument of ``apply_gradients`` for gradients of all ranks
 
     @property
-    def _agg_helper(self) -> Any:
+    def _agg_helper(self) -> Accumulation | None:
         """What adds passes up, by Horovod's name, whose own tests ask for its ``counter``; None where nothing is added up."""
         reduction = self._gradient_reduction
         return None if reduction is None or reduction.accumulation.passes == 1 else reduction.accumulation
 
     @unconverted
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]] | None = None) -> _Pairs:
+    def synchronize(self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]] | None = None) -> _Pairs:
         """Reduces gradients now; then apply them within ``skip_synchronize()``. See ``ringtrain.keras``.
 
         With ``LocalSteps`` it has no argument, and averages what the ranks have changed since the last time.
@@ -145,21 +149,23 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         with self._gradient_reduction.pairing.skip():
             yield
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: tf.Variable) -> None:
         """Leaves the gradient of a variable to each rank, as ``PartialDistributedOptimizer`` does for whole layers."""
         if self._gradient_reduction is not None:
             self._gradient_reduction.kinds.keep_local(variable)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+    def from_config(
+        cls, config: dict[str, object], *arguments: object, **named: object
+    ) -> tf_keras.optimizers.Optimizer:
         """A distributed optimizer of the user's class with the same settings; all ranks must make it."""
-        plain: Any = cls.__bases__[1]
+        plain: type[tf_keras.optimizers.Optimizer] = cls.__bases__[1]
         return distribute(plain.from_config(config, *arguments, **named), cls._settings)
 
-    def _trained(self) -> list[Any]:
+    def _trained(self) -> list[tf.Variable]:
         return self._step.variables
 
-    def _applied(self, full: Any, apply: Callable[[], Any]) -> None:
+    def _applied(self, full: Flag, apply: Callable[[], object]) -> None:
         """Has the user's ``apply`` run after an update's last pass, as a local step where it is one."""
         local = self._local_steps
         if local is None:
@@ -172,7 +178,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         if self._gradient_reduction is not None and self._gradient_reduction.settings.powersgd is not None:
             self._gradient_reduction.settle(lambda: True)
 
-    def _apply_own(self, gradients: list[Any], variables: list[Any]) -> None:
+    def _apply_own(self, gradients: list[Tensor], variables: list[tf.Variable]) -> None:
         self.apply_gradients(list(zip(gradients, variables, strict=True)), **{self._NOT_AGAIN[0]: self._NOT_AGAIN[1]})
 
     def _require_countable(self, reduction: KerasReducer, what: str) -> None:
@@ -188,7 +194,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
                 "that skip an update would not count it. Use mixed_bfloat16, or Keras 3."
             )
 
-    def _of_all_ranks(self, computed: Iterable[tuple[Any, Any]]) -> _Pairs:
+    def _of_all_ranks(self, computed: Iterable[tuple[Gradient, tf.Variable]]) -> _Pairs:
         """What ``compute_gradients`` returns in place of this rank's own."""
         pairs = list(computed)
         if self._gradient_reduction is None or not pairs:
@@ -217,7 +223,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         self._step.note(full)
         return pairs
 
-    def _collect(self, pairs: _Pairs) -> tuple[Any, _Pairs]:
+    def _collect(self, pairs: _Pairs) -> tuple[Flag, _Pairs]:
         reduction = self._gradient_reduction
         assert reduction is not None
         if reduction.accumulation.passes > 1 and not tf.compat.v1.executing_eagerly_outside_functions():
@@ -239,7 +245,7 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         return full, _in_order_of(pairs, gradients, variables)
 
 
-def _in_order_of(pairs: _Pairs, gradients: list[Any], variables: list[Any]) -> _Pairs:
+def _in_order_of(pairs: _Pairs, gradients: list[Gradient], variables: list[tf.Variable]) -> _Pairs:
     """The given pairs with new gradients, and behind them those that only other ranks had."""
     found = {id(variable): (gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)}
     given = [found.pop(id(variable)) for _, variable in pairs]
@@ -251,7 +257,7 @@ class _Current(_Methods):
 
     _NOT_AGAIN = ("skip_gradients_aggregation", True)
 
-    def build(self, var_list: Iterable[Any]) -> None:
+    def build(self, var_list: Iterable[tf.Variable]) -> None:
         """The user's ``build``."""
         var_list = list(var_list)
         if self._gradient_reduction is not None:
@@ -259,23 +265,28 @@ class _Current(_Methods):
         super().build(var_list)
 
     @unconverted
-    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> _Pairs:
+    def compute_gradients(
+        self,
+        loss: tf.Tensor | Callable[[], tf.Tensor],
+        var_list: Sequence[tf.Variable],
+        tape: tf.GradientTape | None = None,
+    ) -> _Pairs:
         """As in tf_keras, and as in Horovod those of all ranks; ``apply_gradients`` takes what is made of them as it is."""
         return self._of_all_ranks(super().compute_gradients(loss, var_list, tape))
 
     @unconverted
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]) -> _Pairs:
         """The gradients of all ranks, as ``_reduced`` says."""
         return self._reduced(list(grads_and_vars))
 
     @unconverted
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
-        **older: Any,
-    ) -> Any:
+        **older: object,
+    ) -> object:
         """The user's ``apply_gradients`` with gradients of all ranks, after an update's last pass."""
         pairs = list(grads_and_vars)
         apply = super().apply_gradients
@@ -288,7 +299,7 @@ class _Current(_Methods):
         self._step.take_computed()
         full = self._step.take()
 
-        def update() -> Any:
+        def update() -> object:
             self._note_use()
             return apply(pairs, name, skip_gradients_aggregation=True)
 
@@ -306,21 +317,21 @@ class _Older(_Methods):
     _HAS_AGGREGATE_GRAD = True  # or tf_keras would not tell them that gradients are reduced already
 
     @unconverted
-    def _compute_gradients(self, *arguments: Any, **named: Any) -> _Pairs:
+    def _compute_gradients(self, *arguments: object, **named: object) -> _Pairs:
         """What ``minimize`` calls: as in Horovod those of all ranks, which ``apply_gradients`` takes as they are."""
         return self._of_all_ranks(super()._compute_gradients(*arguments, **named))
 
     @unconverted
-    def _aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+    def _aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]) -> _Pairs:
         return self._reduced(list(grads_and_vars))
 
     @unconverted
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
+        grads_and_vars: Iterable[tuple[Gradient, tf.Variable]],
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
-    ) -> Any:
+    ) -> object:
         """The user's ``apply_gradients`` with gradients of all ranks, after an update's last pass."""
         pairs = list(grads_and_vars)
         apply = super().apply_gradients
@@ -335,7 +346,7 @@ class _Older(_Methods):
         self._step.take_computed()
         full = self._step.take()
 
-        def update() -> Any:
+        def update() -> object:
             self._note_use()
             return apply(pairs, name, experimental_aggregate_gradients=False)
 
@@ -349,20 +360,20 @@ class _Scaling(_Optimizer):
     """The methods of a LossScaleOptimizer around a distributed optimizer: those of the optimizer within."""
 
     @unconverted
-    def synchronize(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> _Pairs:
+    def synchronize(self, grads_and_vars: Iterable[tuple[Gradient, tf.Variable]]) -> _Pairs:
         """Reduces gradients now; then apply them within ``skip_synchronize()``."""
         return self.inner_optimizer.synchronize(grads_and_vars)
 
-    def skip_synchronize(self) -> Any:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """A block within which ``apply_gradients`` takes the gradients as they are."""
         return self.inner_optimizer.skip_synchronize()
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: tf.Variable) -> None:
         """Leaves the gradient of a variable to each rank."""
         self.inner_optimizer.register_local_var(variable)
 
 
-def _make_distributed(optimizer: Any, reduction: KerasReducer) -> None:
+def _make_distributed(optimizer: tf_keras.optimizers.Optimizer, reduction: KerasReducer) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _Current
     plain = user_class(inner, _Methods)

@@ -1,32 +1,35 @@
 """``DistributedOptimizer`` for the optimizers of ``tf.keras``, in the argument order of ``horovod.tensorflow.keras``."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.mode import Mode
 from ringtrain.keras.optimizer import DistributedOptimizer as in_order_of_keras
 from ringtrain.keras.optimizer import checked_groups
+from ringtrain.keras.types import Compression, Variable
+
+_AnOptimizer = TypeVar("_AnOptimizer")
 
 
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: _AnOptimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = None,
+    compression: Compression = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | Sequence[Sequence[Variable]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
     mode: Mode | None = None,
-) -> Any:
+) -> _AnOptimizer:
     """Makes an optimizer of ``tf.keras`` update with the gradients of all ranks, and returns it.
 
     Example:
