@@ -7,11 +7,12 @@ together, all or nothing.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -22,6 +23,8 @@ from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, requ
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.jax import names
 from ringtrain.jax.library import TARGET
+
+_Tangent: TypeAlias = jax.Array | ad.Zero
 
 
 class Call(NamedTuple):
@@ -87,16 +90,16 @@ class Call(NamedTuple):
             )
         return shape
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """What the function of ``ringtrain._runtime.operations`` takes beside the array; the process set is this call itself."""
-        taken: dict[str, Any] = {"name": self.name, "process_set": self}
+        taken: dict[str, object] = {"name": self.name, "process_set": self}
         row = tables.OPERATIONS[self.operation]
         if row.reduces:
             taken |= {"op": self.reduction, "prescale_factor": self.prescale, "postscale_factor": self.postscale}
             taken |= {"compression": self.compression}
         return taken | ({"root_rank": self.root} if row.rooted else {})
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, str | np.generic | None]:
         """What the handler reads, by name and type (native/jax/collective.cc)."""
         return {
             "name": self.name,
@@ -116,28 +119,28 @@ class Call(NamedTuple):
         return (place + 1) * (rows // self.members) + min(place + 1, rows % self.members)
 
 
-def collective(array: Any, call: Call) -> Any:
+def collective(array: jax.Array, call: Call) -> jax.Array:
     """The result of an operation: part of a program while one is traced, and at once otherwise."""
     return _primitive.bind(array, call=call)
 
 
-def together(arrays: Sequence[Any], call: Call) -> list[Any]:
+def together(arrays: Sequence[jax.Array], call: Call) -> list[jax.Array]:
     """The results of an allreduce of several arrays, as one operation; likewise."""
     return _group.bind(*arrays, call=call)
 
 
-def in_reach(array: jax.Array) -> Any:
+def in_reach(array: jax.Array) -> jax.Array | np.ndarray:
     """The array as ``ringtrain._runtime.operations`` takes it: from the host's memory as NumPy's, whose results JAX takes silently."""
     is_on_host = not hasattr(array, "devices") or all(device.platform == "cpu" for device in array.devices())
     return np.asarray(array) if is_on_host else array
 
 
-def _perform(array: Any, *, call: Call) -> jax.Array:
+def _perform(array: jax.Array, *, call: Call) -> jax.Array:
     result = jnp.asarray(getattr(operations, call.operation)(in_reach(array), **call.arguments()))
     return result if call.keeps else jnp.zeros_like(result)
 
 
-def _shape(array: Any, *, call: Call) -> Any:
+def _shape(array: ShapedArray, *, call: Call) -> ShapedArray:
     if str(array.dtype) not in tables.DTYPES:
         raise UnsupportedError(
             f"{call}: expected a dtype of {', '.join(tables.DTYPES)} but found {array.dtype}. Cast it first."
@@ -145,13 +148,15 @@ def _shape(array: Any, *, call: Call) -> Any:
     return array.update(shape=call.result_shape(array.shape), weak_type=False)
 
 
-def _differentiate(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
+def _differentiate(
+    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: Call
+) -> tuple[jax.Array, _Tangent]:
     (array,), (tangent,) = primals, tangents
     result = collective(array, call)
     return result, _tangent(result, tangent, call)
 
 
-def _tangent(result: Any, tangent: Any, call: Call) -> Any:
+def _tangent(result: jax.Array, tangent: _Tangent, call: Call) -> _Tangent:
     if type(tangent) is ad.Zero:
         return ad.Zero.from_primal_value(result)
     if tables.OPERATIONS[call.operation].reduces:
@@ -159,7 +164,7 @@ def _tangent(result: Any, tangent: Any, call: Call) -> Any:
     return collective(tangent, call.named(".tangent"))
 
 
-def _transpose(gradient: Any, array: Any, *, call: Call) -> list[Any]:
+def _transpose(gradient: _Tangent, array: ad.UndefinedPrimal, *, call: Call) -> list[_Tangent]:
     """The gradient on its way back; ``ringtrain._training.adapter.adjoints`` says which, for every adapter."""
     if type(gradient) is ad.Zero:
         return [ad.Zero(array.aval)]
@@ -187,7 +192,7 @@ def _require_rows(dimensions: int, call: Call) -> None:
         raise InvalidArgumentError(f"{call}: expected an array with at least one dimension but found a scalar.")
 
 
-def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
+def _batch(arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: Call) -> tuple[jax.Array, int]:
     """The whole batch as one operation; where rows are exchanged, these stay the first dimension."""
     (array,), (dimension,) = arrays, dimensions
     if tables.OPERATIONS[call.operation].layout == "kWhole":
@@ -199,36 +204,40 @@ def _batch(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, int]:
 # ---- of several arrays ----
 
 
-def _perform_together(*arrays: Any, call: Call) -> list[jax.Array]:
+def _perform_together(*arrays: jax.Array, call: Call) -> list[jax.Array]:
     results = getattr(operations, f"grouped_{call.operation}")([in_reach(each) for each in arrays], **call.arguments())
     return [jnp.asarray(each) for each in results]
 
 
-def _shapes(*arrays: Any, call: Call) -> list[Any]:
+def _shapes(*arrays: ShapedArray, call: Call) -> list[ShapedArray]:
     return [_shape(each, call=call) for each in arrays]
 
 
-def _differentiate_each(primals: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
+def _differentiate_each(
+    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: Call
+) -> tuple[list[jax.Array], list[_Tangent]]:
     """Tangents travel one by one: of many there are none."""
     results = together(primals, call)
     each = [call.named(f".{place}") for place in range(len(results))]
     return results, list(map(_tangent, results, tangents, each))
 
 
-def _batch_each(arrays: Any, dimensions: Any, *, call: Call) -> tuple[Any, Any]:
+def _batch_each(
+    arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: Call
+) -> tuple[list[jax.Array], Sequence[int]]:
     return together(arrays, call), dimensions
 
 
 # ---- how they are compiled ----
 
 
-def _compile(context: mlir.LoweringRuleContext, *arrays: Any, call: Call) -> Any:
+def _compile(context: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, call: Call) -> Sequence[mlir.ir.Value]:
     if call.name is not None:
         call = call._replace(name=names.claim_in_program(context.module_context.keepalives, call.name))
     return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, *arrays, **call.attributes())
 
 
-def _refuse(context: mlir.LoweringRuleContext, *_arrays: Any, call: Call) -> Any:
+def _refuse(context: mlir.LoweringRuleContext, *_arrays: mlir.ir.Value, call: Call) -> NoReturn:
     platforms = ", ".join(context.module_context.platforms)
     raise UnsupportedError(
         f"{call}: programs of JAX must be compiled for cpu, but this one is for {platforms}. Set JAX_PLATFORMS=cpu, or "

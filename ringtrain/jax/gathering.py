@@ -1,16 +1,16 @@
 """Rows of all ranks for a loss that every rank computes over them, as contrastive losses do: with the exact gradient."""
 
 from functools import partial
-from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, size_of
 from ringtrain.jax.operations import allgather
 
 
 def gather_with_gradient(
-    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> jax.Array:
     """``allgather`` whose gradient is the sum over the ranks; see ``ringtrain.torch.gather_with_gradient``.
 
@@ -31,15 +31,15 @@ def gather_with_gradient(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _with_multiplied_gradient(array: Any, factor: int) -> Any:
+def _with_multiplied_gradient(array: jax.Array, factor: int) -> jax.Array:
     return array
 
 
-def _forward(array: Any, factor: int) -> tuple[Any, None]:
+def _forward(array: jax.Array, factor: int) -> tuple[jax.Array, None]:
     return array, None
 
 
-def _backward(factor: int, _: None, gradient: Any) -> tuple[Any]:
+def _backward(factor: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
     return (gradient * factor,)
 
 

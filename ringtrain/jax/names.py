@@ -11,13 +11,12 @@ when the program is compiled gets a number, the user's too.
 
 import weakref
 from collections import Counter
-from typing import Any
 
 from jax._src import core as _core  # where the current trace is; JAX has no public name for it
 from jax._src.interpreters.batching import BatchTrace
 
 # Names that were given out, for the outermost trace of each program; it ends with its trace.
-_claimed: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+_claimed: "weakref.WeakKeyDictionary[_core.Trace, Counter[str]]" = weakref.WeakKeyDictionary()
 
 
 def claim(label: str) -> str | None:
@@ -31,7 +30,7 @@ def claim(label: str) -> str | None:
     return f"{name}.{claimed[name]}" if claimed[name] > 1 else name
 
 
-def claim_in_program(kept: list[Any], name: str) -> str:
+def claim_in_program(kept: list[object], name: str) -> str:
     """The name, with a number if the program that is being compiled has an operation of this name already.
 
     Args:
@@ -68,7 +67,7 @@ def batching() -> bool:
     return False
 
 
-def program() -> Any:
+def program() -> _core.Trace | None:
     """The outermost trace that makes a program; bodies of loops, and functions under ``grad``, have traces within it."""
     trace, outermost = _core.trace_ctx.trace, None
     while trace is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ringtrain._binding import tables
 from ringtrain._runtime import arguments, operations
@@ -32,7 +33,7 @@ barrier = operations.barrier
 
 
 def allreduce(
-    tensor: Any,
+    tensor: ArrayLike,
     name: str | None = None,
     op: int | None = None,
     prescale_factor: float = 1.0,
@@ -60,7 +61,7 @@ def allreduce(
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[ArrayLike],
     name: str | None = None,
     op: int | None = None,
     prescale_factor: float = 1.0,
@@ -92,7 +93,7 @@ def grouped_allreduce(
     return together(arrays, _call("allreduce", name, process_set, **given))
 
 
-def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+def allgather(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Concatenates the ranks' arrays along the first dimension, in rank order.
 
     Example:
@@ -106,7 +107,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 
 
 def broadcast(
-    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: ArrayLike, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> jax.Array:
     """Returns the root's array on every rank. Arguments are those of ``ringtrain.broadcast``.
 
@@ -116,7 +117,7 @@ def broadcast(
     return run("broadcast", tensor, name, process_set, root_rank=root_rank)
 
 
-def alltoall(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+def alltoall(tensor: ArrayLike, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
     """Sends an equal part of the first dimension to each rank and concatenates what came, in rank order.
 
     Example:
@@ -128,7 +129,7 @@ def alltoall(tensor: Any, name: str | None = None, process_set: ProcessSet = glo
 
 
 def reducescatter(
-    tensor: Any,
+    tensor: ArrayLike,
     name: str | None = None,
     op: int | None = None,
     process_set: ProcessSet = global_process_set,
@@ -148,13 +149,13 @@ def reducescatter(
     return run("reducescatter", tensor, name, process_set, compression=compression, **given)
 
 
-def run(operation: str, tensor: Any, name: str | None, process_set: ProcessSet, **given: Any) -> jax.Array:
+def run(operation: str, tensor: ArrayLike, name: str | None, process_set: ProcessSet, **given: Any) -> jax.Array:
     """The result of an operation, whose further arguments are those of its function in ``ringtrain._runtime.operations``."""
     return start(operation, tensor, name, process_set, **given)()
 
 
 def start(
-    operation: str, tensor: Any, name: str | None, process_set: ProcessSet, **given: Any
+    operation: str, tensor: ArrayLike, name: str | None, process_set: ProcessSet, **given: Any
 ) -> Callable[[], jax.Array]:
     """Starts an operation; the function that is returned waits for the result. In a program there is nothing to wait for."""
     if names.tracing() or isinstance(tensor, jax.core.Tracer):
@@ -166,7 +167,7 @@ def start(
     return lambda: jnp.asarray(handle.wait()[0] if operation == "alltoall" else handle.wait())
 
 
-def _array(operation: str, tensor: Any) -> jax.Array:
+def _array(operation: str, tensor: ArrayLike) -> jax.Array:
     """What the user gave, or the number, as an array; raises InvalidArgumentError for a tree of arrays."""
     try:
         return jnp.asarray(tensor)

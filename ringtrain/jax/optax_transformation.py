@@ -1,6 +1,6 @@
 """Optax's optimizers on all ranks: their gradients are reduced before the update."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
@@ -9,13 +9,16 @@ from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax.accumulation import Accumulation
-from ringtrain.jax.trees import allreduce_gradients
+from ringtrain.jax.trees import Tree, allreduce_gradients
 from ringtrain.jax.use import Use
 from ringtrain.jax.watching import Watching
 
+if TYPE_CHECKING:
+    import optax
+
 
 def DistributedGradientTransformation(
-    transformation: Any,
+    transformation: "optax.GradientTransformation",
     op: int | None = None,
     name: str = "gradients",
     prescale_factor: float = 1.0,
@@ -25,7 +28,7 @@ def DistributedGradientTransformation(
     mode: Mode | None = None,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-) -> Any:
+) -> "optax.GradientTransformationExtraArgs":
     """An optax transformation whose ``update`` gets the gradients of all ranks; needs optax.
 
     Example:
@@ -74,14 +77,16 @@ def DistributedGradientTransformation(
     watching = Watching(name, process_set) if mode.compares else None
     use = Use(name, process_set, compression)
 
-    def init(params: Any) -> Any:
+    def init(params: object) -> object:
         use.expect()
         return inner.init(params)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:  # optax's names
+    def update(
+        updates: Tree, state: object, params: object = None, **extra: object
+    ) -> tuple[Tree, object]:  # optax's names
         begin = use.note_update()
 
-        def reduce() -> Any:
+        def reduce() -> Tree:
             return allreduce_gradients(updates, op, begin, prescale_factor, postscale_factor, process_set, compression)
 
         reduced = reduce() if watching is None else watching.watched(params, state, reduce)

@@ -5,10 +5,11 @@ All are under way together; small ones travel together, as the core does with wh
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
@@ -18,16 +19,18 @@ from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
 from ringtrain.jax.operations import start
 
+Tree = TypeVar("Tree")  # of arrays
+
 
 def allreduce_gradients(
-    gradients: Any,
+    gradients: Tree,
     op: int | None = None,
     name: str = "gradients",
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     compression: str = Compression.none,
-) -> Any:
+) -> Tree:
     """The average over all ranks of each array of a tree, inside ``jax.jit`` or outside. What is of float0 stays as it is.
 
     Example:
@@ -48,8 +51,8 @@ def allreduce_gradients(
 
 
 def broadcast_parameters(
-    parameters: Any, root_rank: int = 0, name: str = "parameters", process_set: ProcessSet = global_process_set
-) -> Any:
+    parameters: Tree, root_rank: int = 0, name: str = "parameters", process_set: ProcessSet = global_process_set
+) -> Tree:
     """The root's arrays on every rank: of parameters, of an optimizer's state, or of random keys.
 
     Example:
@@ -70,9 +73,9 @@ def broadcast_parameters(
     return _each_leaf("broadcast", parameters, name, process_set, root_rank=root_rank)
 
 
-def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **given: Any) -> Any:
+def _each_leaf(operation: str, tree: Tree, name: str, process_set: ProcessSet, **given: Any) -> Tree:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    started: list[tuple[Callable[[], Any], Any]] = []
+    started: list[tuple[Callable[[], jax.Array], object]] = []
     for path, leaf in leaves:
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # the gradient of a whole number, which holds nothing
             started.append((partial(_unchanged, leaf), None))
@@ -85,11 +88,11 @@ def _each_leaf(operation: str, tree: Any, name: str, process_set: ProcessSet, **
     return structure.unflatten([finish() if key is None else _key(finish(), key) for finish, key in started])
 
 
-def _unchanged(leaf: Any) -> Any:
+def _unchanged(leaf: Tree) -> Tree:
     return leaf
 
 
-def _without_key(leaf: Any, label: str) -> tuple[Any, Any]:
+def _without_key(leaf: ArrayLike, label: str) -> tuple[jax.Array, object]:
     """The array of a leaf, and of which kind it is if it is a random key."""
     try:
         array = jnp.asarray(leaf)
@@ -102,5 +105,5 @@ def _without_key(leaf: Any, label: str) -> tuple[Any, Any]:
     return array, None
 
 
-def _key(data: jax.Array, kind: Any) -> jax.Array:
+def _key(data: jax.Array, kind: object) -> jax.Array:
     return jax.random.wrap_key_data(data, impl=kind)

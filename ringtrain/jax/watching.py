@@ -8,12 +8,12 @@ that, so that no update is made before it is known that ranks step alike.
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
+from jax.typing import ArrayLike
 
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap.processors import kind_with_cores
@@ -26,6 +26,7 @@ from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest
 from ringtrain.jax import names
 from ringtrain.jax.library import REST, slots
 from ringtrain.jax.operations import start
+from ringtrain.jax.trees import Tree
 
 _CALLED = Words("broadcast_parameters()", "DistributedGradientTransformation")
 
@@ -51,7 +52,7 @@ class Watching:
         self._watches: dict[int, Watch] = {}  # by slot
         self._has_warned = False
 
-    def watched(self, parameters: Any, state: Any, reduce: Callable[[], Any]) -> Any:
+    def watched(self, parameters: object, state: object, reduce: Callable[[], Tree]) -> Tree:
         """What ``reduce`` returns, once ranks have found that they step alike.
 
         Args:
@@ -96,10 +97,10 @@ class Watching:
 def watched_in_a_program(
     watch: Watch,
     process_set: ProcessSet,
-    settings: Mapping[str, Any],
-    compared: Mapping[str, Any],
-    reduce: Callable[[], Any],
-) -> Any:
+    settings: Mapping[str, ArrayLike],
+    compared: Mapping[str, jax.Array],
+    reduce: Callable[[], Tree],
+) -> Tree:
     """What ``reduce`` returns, in a program that fails where ranks do not step alike.
 
     Args:
@@ -114,8 +115,8 @@ def watched_in_a_program(
     gradients = reduce()
     names_of_settings, names_of_compared = list(settings), list(compared)
 
-    def look() -> Any:
-        def digests(most: Any, *arrays: Any) -> np.ndarray:
+    def look() -> jax.Array:
+        def digests(most: jax.Array, *arrays: jax.Array) -> np.ndarray:
             numbers, values = arrays[: len(names_of_settings)], map(np.asarray, arrays[len(names_of_settings) :])
             told = _as_settings(names_of_settings, numbers)
             return watch.digests(np.asarray(most), list(zip(names_of_compared, values, strict=True)), told)
@@ -130,13 +131,13 @@ def watched_in_a_program(
     return jax.lax.optimization_barrier((gradients, alike))[0]
 
 
-def _maximum(own: Any, name: str, process_set: ProcessSet) -> Any:
+def _maximum(own: jax.Array, name: str, process_set: ProcessSet) -> jax.Array:
     return start("allreduce", own, names.claim(name) or name, process_set, op=Max)()
 
 
-def _hyperparameters(state: Any) -> dict[str, Any]:
+def _hyperparameters(state: object) -> dict[str, jax.Array]:
     """Numbers of a state that are settings, by name."""
-    found: dict[str, Any] = {}
+    found: dict[str, jax.Array] = {}
     for each in jax.tree_util.tree_leaves(state, is_leaf=lambda node: hasattr(node, "hyperparams")):
         for name, value in getattr(each, "hyperparams", {}).items():
             if jnp.ndim(value) == 0 and jnp.issubdtype(jnp.result_type(value), jnp.number):
@@ -144,18 +145,18 @@ def _hyperparameters(state: Any) -> dict[str, Any]:
     return found
 
 
-def _as_settings(names: Iterable[str], numbers: Iterable[Any]) -> Settings:
+def _as_settings(names: Iterable[str], numbers: Iterable[ArrayLike]) -> Settings:
     return {name: shortest(number) for name, number in zip(names, numbers, strict=True)}
 
 
 # ---- rows of programs ----
 
 
-def _row(watch: Watch, settings: Mapping[str, Any]) -> Any:
+def _row(watch: Watch, settings: Mapping[str, ArrayLike]) -> jax.Array:
     """What this rank says in a step, as ``Watch.row``, but with a digest that a program can compute."""
     left, named = _rest_of(watch), list(settings)
 
-    def ask(*numbers: Any) -> np.ndarray:
+    def ask(*numbers: jax.Array) -> np.ndarray:
         row = watch.row(_as_settings(named, numbers))
         left.value = watch.rest()
         return np.array([row[:-1].any(), row[-1]], np.uint8)  # whether it counts, and asks for a look
@@ -171,7 +172,7 @@ def _row(watch: Watch, settings: Mapping[str, Any]) -> Any:
     return jnp.concatenate([own, asked[1:]])
 
 
-def _digest(settings: Mapping[str, Any]) -> Any:
+def _digest(settings: Mapping[str, ArrayLike]) -> jax.Array:
     """uint8[8] of numbers by name: one that differs always gives another one."""
     begin = digest_of(dict.fromkeys(settings))
     if not settings:
@@ -183,7 +184,7 @@ def _digest(settings: Mapping[str, Any]) -> Any:
     return jax.lax.bitcast_convert_type(jnp.sum(words * factors, axis=1, dtype=jnp.uint32), jnp.uint8).reshape(-1)
 
 
-def _words(number: Any) -> Any:
+def _words(number: ArrayLike) -> jax.Array:
     """The bits of a number as uint32, those of whole numbers as if it were none.
 
     optax gives what it injects the type of the parameters, which may be complex.
@@ -205,7 +206,7 @@ def _rest_of(watch: Watch) -> ctypes.c_int64:
 _rests: "weakref.WeakKeyDictionary[Watch, ctypes.c_int64]" = weakref.WeakKeyDictionary()
 
 
-def _named(tree: Any, only_floats: bool = False) -> dict[str, Any]:
+def _named(tree: object, only_floats: bool = False) -> dict[str, jax.Array]:
     """Arrays of numbers by their ways from the root."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     kinds = jnp.floating if only_floats else jnp.number
@@ -216,24 +217,24 @@ def _named(tree: Any, only_floats: bool = False) -> dict[str, Any]:
     }
 
 
-def _is_traced(value: Any) -> bool:
+def _is_traced(value: object) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def _on_host(function: Callable[..., np.ndarray], size: int, arguments: Any) -> Any:
+def _on_host(function: Callable[..., np.ndarray], size: int, arguments: Iterable[ArrayLike]) -> jax.Array:
     """The bytes that a function returns when the program runs."""
     return io_callback(function, jax.ShapeDtypeStruct((size,), np.uint8), *arguments)
 
 
-def _judged(watch: Watch, found: Any) -> Any:
-    def judge(found: Any) -> np.ndarray:
+def _judged(watch: Watch, found: jax.Array) -> jax.Array:
+    def judge(found: jax.Array) -> np.ndarray:
         watch.judge(np.asarray(found))
         return np.array(True)
 
     return io_callback(judge, jax.ShapeDtypeStruct((), np.bool_), found)
 
 
-def _are_equal(most: Any) -> Any:
+def _are_equal(most: jax.Array) -> jax.Array:
     """``watch.are_equal``, in a program."""
     half = most.shape[0] // 2
     return jnp.all(most[:half] == ~most[half:]) | jnp.all(most == 0)
