@@ -8,8 +8,6 @@ Ignite has a closed list of backends, and wraps models for these alone: others t
 its native model gets one more, and ``idist.auto_model`` asks here first. docs/other-trainers.md is the guide.
 """
 
-from typing import Any
-
 import torch
 from ignite import distributed as idist
 from ignite.distributed import auto
@@ -23,7 +21,7 @@ NAME = ringtrain_backend.NAME
 _of_ignite = auto.auto_model
 
 
-def auto_model(model: torch.nn.Module, sync_bn: bool = False, **named: Any) -> torch.nn.Module:
+def auto_model(model: torch.nn.Module, sync_bn: bool = False, **named: object) -> torch.nn.Module:
     """``idist.auto_model``, which wraps a model in ``DistributedDataParallel`` on the backend "ringtrain", too.
 
     Args:

@@ -9,19 +9,19 @@ Who wants DDP over the backend "ringtrain" needs the call of ``init_process_grou
 docs/other-trainers.md is the guide.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ringtrain.torch.distributed  # torch knows the backend from here on
 from ringtrain.huggingface.accelerator import Accelerator
 from ringtrain.huggingface.trainer import TrainerMixin
 
 if TYPE_CHECKING:
-    Trainer: Any
+    from ringtrain.huggingface.trainer import TrainerMixin as Trainer
 
 __all__ = ["Accelerator", "Trainer", "TrainerMixin"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     """``Trainer``, once somebody asks for it: who uses Accelerate alone need not have transformers."""
     if name != "Trainer":
         raise AttributeError(f"module 'ringtrain.huggingface' has no attribute '{name}'")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import accelerate
 import torch
@@ -43,7 +42,7 @@ class Accelerator(accelerate.Accelerator):
         UnsupportedError: Accelerate is to shard the model, as by FSDP.
     """
 
-    def __init__(self, *arguments: Any, distributed_optimizer: Mapping[str, Any] | None = None, **named: Any):
+    def __init__(self, *arguments: object, distributed_optimizer: Mapping[str, object] | None = None, **named: object):
         super().__init__(*arguments, **named)
         adopt(self, distributed_optimizer)
 
@@ -57,7 +56,9 @@ class Accelerator(accelerate.Accelerator):
             self._names.update({parameter: name for name, parameter in model.named_parameters()})
         return prepared
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> accelerate.optimizer.AcceleratedOptimizer:
         """Makes it distributed, unless it is."""
         is_ours = hasattr(optimizer, "skip_synchronize") or getattr(optimizer, "_is_accelerate_prepared", False)
         ours = optimizer if is_ours else self._distributed(optimizer)
@@ -78,7 +79,7 @@ class Accelerator(accelerate.Accelerator):
             yield
 
 
-def adopt(accelerator: Any, distributed_optimizer: Mapping[str, Any] | None) -> None:
+def adopt(accelerator: accelerate.Accelerator, distributed_optimizer: Mapping[str, object] | None) -> None:
     """Makes an Accelerator one of this class, which has prepared nothing yet; arguments and errors are the class's."""
     arguments = dict(distributed_optimizer or {})
     check_trainers_arguments("Accelerator", arguments, _REFUSED, "accelerate")

@@ -1,12 +1,13 @@
 """Hugging Face's Trainer, but for what becomes of model and optimizer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringtrain.huggingface.accelerator import adopt
 
 if TYPE_CHECKING:  # a Trainer comes behind it
-    _Trainer: Any
+    import accelerate
+    from transformers import Trainer as _Trainer
 else:
     _Trainer = object
 
@@ -27,9 +28,9 @@ class TrainerMixin(_Trainer):
         InvalidArgumentError, UnsupportedError: as ``Accelerator``.
     """
 
-    accelerator: Any
+    accelerator: "accelerate.Accelerator"
 
-    def __init__(self, *arguments: Any, distributed_optimizer: Mapping[str, Any] | None = None, **named: Any):
+    def __init__(self, *arguments: object, distributed_optimizer: Mapping[str, object] | None = None, **named: object):
         self._distributed_arguments = distributed_optimizer
         super().__init__(*arguments, **named)
 

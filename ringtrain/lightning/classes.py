@@ -1,7 +1,7 @@
 """Classes for one of the two packages that Lightning comes in, whose base classes are not the same objects."""
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringtrain.lightning import environment, fabric, trainer
 
@@ -15,9 +15,9 @@ class Classes(NamedTuple):
         environment: of ranks that ringtrainrun or an MPI has started; both strategies find it by themselves.
     """
 
-    strategy: Any
-    fabric_strategy: Any
-    environment: Any
+    strategy: type
+    fabric_strategy: type
+    environment: type
 
 
 def made(pytorch: ModuleType, parts: ModuleType) -> Classes:

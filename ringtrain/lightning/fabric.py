@@ -27,7 +27,7 @@ class Optimizers(Placed, _Strategy):
         >>> model, optimizer = fabric.setup(model, optimizer)
     """
 
-    def __init__(self, **arguments: Any):
+    def __init__(self, **arguments: object):
         of_lightning = {name: arguments.pop(name) for name in _OF_LIGHTNING & arguments.keys()}
         self._arguments = checked("FabricStrategy", arguments)
         super().__init__(process_group_backend="ringtrain", **of_lightning)

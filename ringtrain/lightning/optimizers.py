@@ -1,6 +1,7 @@
 """What both strategies do with optimizers."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def alike(module: torch.nn.Module) -> None:
     broadcast_parameters(module, root_rank=0)
 
 
-def silenced(stack: Any, optimizers: Iterable[Any]) -> None:
+def silenced(stack: ExitStack, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Enters ``no_sync`` of all distributed optimizers among them."""
     for optimizer in optimizers:
         if hasattr(optimizer, "no_sync"):

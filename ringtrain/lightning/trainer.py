@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ringtrain.lightning.environment import Placed
 from ringtrain.lightning.optimizers import alike, checked, distributed, silenced
 
@@ -35,9 +37,9 @@ class Optimizers(Placed, _Strategy):
         InvalidArgumentError: an argument that must be given elsewhere.
     """
 
-    optimizers: list[Any]
+    optimizers: list[torch.optim.Optimizer]
 
-    def __init__(self, **arguments: Any):
+    def __init__(self, **arguments: object):
         of_lightning = {name: arguments.pop(name) for name in _OF_LIGHTNING & arguments.keys()}
         self._arguments = checked("RingtrainStrategy", arguments)
         super().__init__(process_group_backend="ringtrain", **of_lightning)
@@ -46,7 +48,7 @@ class Optimizers(Placed, _Strategy):
         """Nothing is wrapped; all begin alike."""
         alike(self.model)
 
-    def setup_optimizers(self, trainer: Any) -> None:
+    def setup_optimizers(self, trainer: object) -> None:
         """Makes those of the module distributed."""
         super().setup_optimizers(trainer)
         names = {parameter: name for name, parameter in self.lightning_module.named_parameters()}

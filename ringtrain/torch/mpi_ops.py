@@ -15,14 +15,18 @@ from ringtrain.torch.handles import poll, synchronize
 from ringtrain.torch.operations import *  # noqa: F403 - listed once, there
 from ringtrain.torch.reductions import *  # noqa: F403 - listed once, there
 
+_Result: _typing.TypeAlias = (
+    _torch.Tensor | tuple[_torch.Tensor, _torch.Tensor]
+)  # a pair, with the splits of an alltoall
+
 
 class _Function:
     """What programs take for Horovod's autograd functions: ``apply`` is an operation, with its arguments in their order."""
 
-    def __init__(self, operation: _Callable[..., _torch.Tensor], arguments: str):
+    def __init__(self, operation: _Callable[..., _Result], arguments: str):
         self._operation, self._arguments = operation, arguments.split()
 
-    def apply(self, *given: object) -> _torch.Tensor:
+    def apply(self, *given: object) -> _Result:
         """The result of the operation, which gradients flow through."""
         named, more = dict(zip(self._arguments, given, strict=False)), given[len(self._arguments) :]
         return self._operation(*more, **named)  # which raises the TypeError of one argument too many

@@ -31,7 +31,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[torch.Tensor | dict[str, object]],
+        params: Iterable[torch.Tensor] | Iterable[dict[str, object]],
         lr: float = 0.01,
         eps: float = 1e-10,
         initial_accumulator_value: float = 0.0,
