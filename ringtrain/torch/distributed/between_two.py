@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.pending import Operation
@@ -52,19 +53,19 @@ class BetweenTwo:
     _tags: Tags
     _way: Any
 
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Any:
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Work:
         """Done when the tensor may be written again, which may be before the other rank has taken it."""
         layouts.check_one(tensors, "send")
         operation = self._tags.submit("send", _on_host(carried(values_of(tensors[0]))), to, tag)
         return self._way.track(operation, tensors, None)
 
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Any:
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work:
         """The next tensor that the other rank sends with this tag, of the same dtype and size."""
         layouts.check_one(tensors, "recv")
         values, place = _room_for(tensors[0])
         return self._way.track(self._tags.submit("receive", values, source, tag), tensors, place)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Any:
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
         """``recv`` of the tensor that comes first; ``_source_rank`` of the work tells whose it was."""
         return self.recv(tensors, ANY_RANK, tag)
 

@@ -7,10 +7,13 @@ torch matches collectives by the order of calls, the core by names: the n-th cal
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.pending import Operation
@@ -29,6 +32,18 @@ KEEPS_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (
 
 _HELD_WORKS = 1024  # a graph of functional collectives may wait for all of its own at its end
 _DROPPED_WORKS = 64  # DDP's reducer has one, from its forward to its backward pass
+
+
+class Options(Protocol):
+    """Of a call; torch has a class for each kind of call."""
+
+    timeout: timedelta
+
+
+class OfReduction(Options, Protocol):
+    """Of a call that reduces."""
+
+    reduceOp: dist.ReduceOp
 
 
 class Calls:
@@ -50,7 +65,7 @@ class Calls:
         self._prefix = f"torch.distributed.{name}"  # of the operations' names
         self._numbers = itertools.count()
         self._completions = Completions()
-        self._coalesced: list[Any] | None = None  # works since start_coalescing
+        self._coalesced: list[Work] | None = None  # works since start_coalescing
         self._dropped: deque[RingtrainWork] = deque(maxlen=_DROPPED_WORKS)
         self._held = None if KEEPS_WORKS else HeldWorks(_HELD_WORKS)
 
@@ -62,21 +77,23 @@ class Calls:
         """From here on works are kept, until ``end_coalescing`` returns one for all of them."""
         self._coalesced = []
 
-    def end_coalescing(self) -> Any:
+    def end_coalescing(self) -> Work:
         """The last work since ``start_coalescing``, after the ones before it."""
         works, self._coalesced = self._coalesced or [], None
         for work in works[:-1]:
             work.wait()
         return works[-1] if works else None
 
-    def reduce_in_place(self, tensors: Sequence[Tensor], opts: Any, operation: str) -> Any:
+    def reduce_in_place(self, tensors: Sequence[Tensor], opts: Options, operation: str) -> Work:
         def prepare() -> tuple:
             values = [values_of(each) for each in tensors]
             return values, values, layouts.reduction_of(op_of(opts)), back(tensors, values, operation)
 
         return self.submit(operation, prepare, tensors, opts)
 
-    def gather_all(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, what: str) -> Any:
+    def gather_all(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Options, what: str
+    ) -> Work:
         """``outputs`` has the places of what becomes of each input, in the order of the ranks."""
 
         def prepare() -> tuple:
@@ -86,7 +103,7 @@ class Calls:
 
         return self.submit("allgather", prepare, [each for places in outputs for each in places], opts)
 
-    def scatter_sums(self, outputs: Sequence[Tensor], inputs: Callable[[], list[Tensor]], opts: Any) -> Any:
+    def scatter_sums(self, outputs: Sequence[Tensor], inputs: Callable[[], list[Tensor]], opts: OfReduction) -> Work:
         def prepare() -> tuple:
             values = inputs()
             for value, output in zip(values, outputs, strict=True):
@@ -105,7 +122,7 @@ class Calls:
 
         return self.submit(layouts.SUMS_OF_ROWS, prepare, outputs, opts)
 
-    def reduce_scatter_unequal(self, output: Tensor, pieces: Sequence[Tensor], opts: Any) -> Any:
+    def reduce_scatter_unequal(self, output: Tensor, pieces: Sequence[Tensor], opts: OfReduction) -> Work:
         """By an allreduce: the core cuts equal rows."""
 
         def prepare() -> tuple:
@@ -119,7 +136,7 @@ class Calls:
 
         return self.submit("allreduce", prepare, [output], opts)
 
-    def exchange(self, sent: Sequence[Tensor], expected: Sequence[Tensor], opts: Any, what: str) -> Any:
+    def exchange(self, sent: Sequence[Tensor], expected: Sequence[Tensor], opts: Options, what: str) -> Work:
         """To each rank one of ``sent``, from each one of ``expected``."""
 
         def prepare() -> tuple:
@@ -132,7 +149,7 @@ class Calls:
 
         return self.submit("alltoall", prepare, [each for each in expected if each.numel()], opts)
 
-    def sum_sparse(self, tensor: Tensor, opts: Any) -> Any:
+    def sum_sparse(self, tensor: Tensor, opts: Options) -> Work:
         """A sum of sparse tensors: all gather what each has."""
 
         def prepare() -> tuple:
@@ -151,7 +168,7 @@ class Calls:
 
         return self.submit("allgather", prepare, [tensor], opts)
 
-    def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
+    def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Options) -> Work:
         """The next call of this group: what goes wrong before it is submitted fails it on all ranks.
 
         Args:
@@ -174,23 +191,23 @@ class Calls:
         submitted = self._context.submit(operation, name, buffers, targets, once=True, room=room, **attributes)
         return self._work(Pending(submitted, results, place, _seconds(opts, self.seconds)))
 
-    def track(self, operation: Operation, results: Sequence[Tensor], place: Place | None) -> Any:
+    def track(self, operation: Operation, results: Sequence[Tensor], place: Place | None) -> Work:
         """The work of an operation that was submitted elsewhere; ``place`` as in ``submit``."""
         return self._work(Pending(operation, results, place, self.seconds))
 
-    def _work(self, pending: Pending) -> Any:
+    def _work(self, pending: Pending) -> Work:
         work = RingtrainWork(pending, self._completions, self._dropped, self._held)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
 
-def op_of(opts: Any) -> Any:
+def op_of(opts: OfReduction | dist.ReduceOp) -> dist.ReduceOp:
     """The ``ReduceOp`` of options, which short forms give in their place."""
     return getattr(opts, "reduceOp", opts)
 
 
-def _seconds(opts: Any, of_group: float) -> float:
+def _seconds(opts: Options, of_group: float) -> float:
     """The deadline of a call's options, which a negative one leaves to the group."""
     timeout = getattr(opts, "timeout", None)
     return timeout.total_seconds() if timeout is not None and timeout.total_seconds() > 0 else of_group

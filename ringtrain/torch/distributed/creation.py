@@ -6,7 +6,9 @@ group of some ranks is a world of its own, and one of all ranks shares the world
 
 import atexit
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -20,10 +22,22 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
+
+class Place(Protocol):
+    """torch's ``DistributedBackendOptions``, a private class."""
+
+    store: dist.Store
+    group_rank: int
+    group_size: int
+    timeout: timedelta
+    group_id: str
+    global_ranks_in_group: Sequence[int]
+
+
 _apart: "weakref.WeakSet[Context]" = weakref.WeakSet()  # worlds of groups of some ranks
 
 
-def create(place: Any, options: Any = None) -> RingtrainProcessGroup:
+def create(place: Place, options: object = None) -> RingtrainProcessGroup:
     """A process group for torch; ``Backend.register_backend`` hands this on.
 
     Args:
@@ -59,7 +73,7 @@ def create(place: Any, options: Any = None) -> RingtrainProcessGroup:
     return RingtrainProcessGroup(context, name, place.timeout, context.close, place.store)
 
 
-def _world(place: Any) -> tuple[Context, bool]:
+def _world(place: Place) -> tuple[Context, bool]:
     """The world of all ranks, and whether it was opened here."""
     is_ours = not contexts.is_initialized()
     if is_ours:
@@ -86,14 +100,14 @@ def _world(place: Any) -> tuple[Context, bool]:
     return world, is_ours
 
 
-def _is_own_store(store: Any) -> bool:
+def _is_own_store(store: dist.Store) -> bool:
     """Whether it is of this process alone."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return isinstance(store, dist.HashStore)
 
 
-def _is_announced(place: Any) -> bool:
+def _is_announced(place: Place) -> bool:
     """Whether a launcher has started these ranks that introduces them to each other: then they need no store."""
     environ = options.environment()
     if launcher.is_elastic(environ):
@@ -102,7 +116,7 @@ def _is_announced(place: Any) -> bool:
     return found is not None and found.size == place.group_size
 
 
-def _world_apart(place: Any) -> Context:
+def _world_apart(place: Place) -> Context:
     if not _apart:
         atexit.register(_close_all)
     seconds = place.timeout.total_seconds()

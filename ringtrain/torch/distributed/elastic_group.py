@@ -8,15 +8,17 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import Work
 from torch.nn.parallel import DistributedDataParallel
 
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import Context
+from ringtrain._runtime.pending import Operation
 from ringtrain.errors import UnsupportedError
 from ringtrain.torch.distributed.between_two import Tags
 from ringtrain.torch.distributed.calls import Calls
@@ -32,7 +34,7 @@ def tell_of_constructors() -> None:
         return
 
     @functools.wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
         _constructing.depth = getattr(_constructing, "depth", 0) + 1
         try:
             make(self, *args, **kwargs)
@@ -109,14 +111,16 @@ class _TagsOfTheWorld:
     def __init__(self, way: _OfTheWorld) -> None:
         self._way = way
 
-    def submit(self, *given: Any) -> Any:
-        return self._way.present()[1].submit(*given)
+    def submit(self, operation: str, values: Tensor, other: int, tag: int) -> Operation:
+        return self._way.present()[1].submit(operation, values, other, tag)
 
 
 class _ByItself:
     """Answers as if all ranks had what this one has."""
 
-    def gather_all(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, what: str) -> Any:
+    def gather_all(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: object, what: str
+    ) -> Work:
         if not _is_constructing():
             return self._refuse()
         for places, given in zip(outputs, inputs, strict=True):
@@ -124,7 +128,7 @@ class _ByItself:
                 place.detach().view(-1, max(given.numel(), 1)).copy_(given.detach().reshape(1, -1))
         return _done([place for places in outputs for place in places])
 
-    def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: Any) -> Any:
+    def submit(self, operation: str, prepare: Callable[[], tuple], results: Sequence[Tensor], opts: object) -> Work:
         if operation == "broadcast" and _is_constructing():  # leaves everything as it is
             return _done(results)
         return self._refuse()
@@ -136,15 +140,15 @@ class _ByItself:
         return lambda *_: self._refuse()
 
     @staticmethod
-    def _refuse() -> Any:
+    def _refuse() -> NoReturn:
         raise UnsupportedError(
             "torch.distributed: in an elastic job ranks must exchange tensors within Guard.epochs(), since a rank that joins is alone "
             "before, but a collective was called outside. Give Guard what all ranks must have alike."
         )
 
 
-def _done(results: Sequence[Tensor]) -> Any:
+def _done(results: Sequence[Tensor]) -> Work:
     """A work that has ended."""
-    future: Any = torch.futures.Future()
+    future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
     future.set_result(list(results))
     return c10d._create_work_from_future(future)

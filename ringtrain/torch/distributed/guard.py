@@ -65,7 +65,7 @@ class Guard(TransparentState):
         yield from super().epochs(count)
 
 
-def _refuse_further(objects: Mapping[str, Any]) -> None:
+def _refuse_further(objects: Mapping[str, object]) -> None:
     for name, value in objects.items():
         if isinstance(value, (DistributedDataParallel, torch.optim.Optimizer)):
             raise InvalidArgumentError(
@@ -74,14 +74,14 @@ def _refuse_further(objects: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_hook(*_: Any, **__: Any) -> None:
+def _refuse_hook(*_: object, **__: object) -> None:
     raise UnsupportedError(
         "Guard: gradients must travel as they are, since DDP's reducer rests, but a communication hook was registered. Leave it "
         "out, or use hvd.DistributedOptimizer with compression= and hvd.elastic.State, without DDP."
     )
 
 
-def _check(model: Any, sampler: Any) -> None:
+def _check(model: object, sampler: object) -> None:
     if isinstance(model, torch.nn.Module) and any(map(shard_kind, model.parameters())):
         raise UnsupportedError(
             "Guard: expected a model of which each rank has a whole copy but found one whose parameters are sharded, as by FSDP. A "

@@ -5,7 +5,6 @@ one flat tensor, so that shapes may differ from rank to rank.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ _REDUCTIONS = {
 SUMS_OF_ROWS = next(row.name for row in tables.OPERATIONS.values() if row.reduces and row.adjoint == "allgather")
 
 
-def reduction_of(op: object) -> dict[str, object]:
+def reduction_of(op: torch.distributed.ReduceOp) -> dict[str, object]:
     """The attributes of the core's request for a ``ReduceOp``. Raises UnsupportedError for one that the core lacks."""
     kind = getattr(op, "op", op)
     if kind not in _REDUCTIONS:
@@ -44,7 +43,7 @@ def reduction_of(op: object) -> dict[str, object]:
     return attributes
 
 
-def _factor(op: Any) -> float:
+def _factor(op: torch.distributed.ReduceOp) -> float:
     factor = op.__getstate__()[1]  # torch offers no other way to read it
     if isinstance(factor, torch.Tensor) and factor.numel() != 1:
         raise UnsupportedError(

@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -14,7 +13,7 @@ from ringtrain._runtime.context import Context
 from ringtrain._runtime.objects import broadcast_object
 
 
-def meet(_url: str, *, timeout: timedelta, **_settings: Any) -> Iterator[tuple[Any, int, int]]:
+def meet(_url: str, *, timeout: timedelta, **_settings: object) -> Iterator[tuple[dist.Store, int, int]]:
     """Opens ringtrain's world unless it is open. Yields a store, the rank and the number of ranks.
 
     Raises:

@@ -1,7 +1,6 @@
 """``torch.distributed.monitored_barrier`` for groups of this backend too, which torch's own refuses by their name."""
 
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
@@ -12,7 +11,7 @@ _by_torch = dist.monitored_barrier
 
 
 def monitored_barrier(
-    group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
     """A barrier that names the ranks which did not come.
 

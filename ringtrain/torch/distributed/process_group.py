@@ -5,7 +5,6 @@ Every function may be called from any thread; the order of calls must be the sam
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch._C._distributed_c10d import (
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
+    Work,
 )
 
 from ringtrain._runtime.context import Context
@@ -54,7 +54,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         name: str,
         timeout: timedelta,
         close: Callable[[], object] = lambda: None,
-        store: Any = None,
+        store: dist.Store | None = None,
     ) -> None:
         super().__init__(context.rank, context.size)
         self._context = context
@@ -118,7 +118,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
     # ---- collectives that keep the shape ----
 
-    def allreduce(self, tensors: Any, opts: Any = AllreduceOptions()) -> Any:  # noqa: B008 - torch's way
+    def allreduce(self, tensors: Tensor | Sequence[Tensor], opts: AllreduceOptions = AllreduceOptions()) -> Work:  # noqa: B008 - torch's way
         """Combines a tensor of all ranks, in place. Sparse ones are summed."""
         if isinstance(tensors, Tensor):
             tensors = [tensors]
@@ -127,11 +127,15 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
             return self._way.sum_sparse(tensors[0], opts)
         return self._way.reduce_in_place(tensors, opts, "allreduce")
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = AllreduceCoalescedOptions()) -> Any:  # noqa: B008
+    def allreduce_coalesced(
+        self,
+        tensors: Sequence[Tensor],
+        opts: AllreduceCoalescedOptions = AllreduceCoalescedOptions(),  # noqa: B008
+    ) -> Work:
         """``allreduce`` of several tensors as one operation."""
         return self._way.reduce_in_place(tensors, opts, "allreduce")
 
-    def broadcast(self, tensors: Any, opts: Any = BroadcastOptions()) -> Any:  # noqa: B008
+    def broadcast(self, tensors: Tensor | Sequence[Tensor], opts: BroadcastOptions = BroadcastOptions()) -> Work:  # noqa: B008
         """The root's tensor on all ranks, in place."""
         if isinstance(tensors, Tensor):
             tensors = [tensors]
@@ -144,7 +148,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
         return self._way.submit("broadcast", prepare, tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any = ReduceOptions()) -> Any:  # noqa: B008
+    def reduce(self, tensors: Sequence[Tensor], opts: ReduceOptions = ReduceOptions()) -> Work:  # noqa: B008
         """Combines a tensor of all ranks, on the root; the others' stay as they are."""
         layouts.check_one(tensors, "reduce")
         if opts.rootRank == self._rank:
@@ -156,7 +160,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
         return self._way.submit("allreduce", prepare, tensors, opts)
 
-    def barrier(self, opts: Any = BarrierOptions()) -> Any:  # noqa: B008
+    def barrier(self, opts: BarrierOptions = BarrierOptions()) -> Work:  # noqa: B008
         """Done when all ranks have come."""
         return self._way.submit("barrier", lambda: ([], [], {}, None), [], opts)
 
@@ -171,8 +175,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Sequence[Tensor]],
         inputs: Sequence[Tensor],
-        opts: Any = AllgatherOptions(),  # noqa: B008
-    ) -> Any:
+        opts: AllgatherOptions = AllgatherOptions(),  # noqa: B008
+    ) -> Work:
         """Each rank's tensor into a list; shapes may differ from rank to rank."""
         layouts.check_one(inputs, "all_gather")
         layouts.check_one(outputs, "all_gather")
@@ -182,8 +186,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Sequence[Tensor]],
         inputs: Sequence[Tensor],
-        opts: Any = AllgatherOptions(),  # noqa: B008
-    ) -> Any:
+        opts: AllgatherOptions = AllgatherOptions(),  # noqa: B008
+    ) -> Work:
         """``allgather`` of several tensors as one operation: ``outputs`` has a list for each rank, with a tensor for each input."""
         layouts.check_count(outputs, self._size, "all_gather_coalesced")
         for of_rank in outputs:
@@ -191,7 +195,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         of_inputs = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
         return self._way.gather_all(of_inputs, inputs, opts, "all_gather_coalesced")
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = AllgatherOptions()) -> Any:  # noqa: B008
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = AllgatherOptions()) -> Work:  # noqa: B008
         """Each rank's tensor into one, one behind the other."""
         return self._way.gather_all([[output]], [input], opts, "all_gather_into_tensor")
 
@@ -201,8 +205,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        opts: Any = AllgatherOptions(),  # noqa: B008
-    ) -> Any:
+        opts: AllgatherOptions = AllgatherOptions(),  # noqa: B008
+    ) -> Work:
         """``all_gather_single`` of several tensors as one operation."""
         return self._way.gather_all([[each] for each in outputs], inputs, opts, "all_gather_into_tensor")
 
@@ -212,8 +216,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Sequence[Tensor]],
-        opts: Any = ReduceScatterOptions(),  # noqa: B008
-    ) -> Any:
+        opts: ReduceScatterOptions = ReduceScatterOptions(),  # noqa: B008
+    ) -> Work:
         """Combines lists with a tensor for each rank, and leaves each rank its own."""
         layouts.check_one(outputs, "reduce_scatter")
         layouts.check_one(inputs, "reduce_scatter")
@@ -223,7 +227,12 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
             return self._way.reduce_scatter_unequal(outputs[0], pieces, opts)
         return self._way.scatter_sums(outputs, lambda: [torch.stack([values_of(each) for each in pieces])], opts)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = ReduceScatterOptions()) -> Any:  # noqa: B008
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        opts: ReduceScatterOptions = ReduceScatterOptions(),  # noqa: B008
+    ) -> Work:
         """Combines a tensor of all ranks, and leaves each rank an equal part."""
         return self._way.scatter_sums([output], lambda: [values_of(input)], opts)
 
@@ -233,8 +242,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        opts: Any = ReduceScatterOptions(),  # noqa: B008
-    ) -> Any:
+        opts: ReduceScatterOptions = ReduceScatterOptions(),  # noqa: B008
+    ) -> Work:
         """``reduce_scatter_single`` of several tensors as one operation."""
         return self._way.scatter_sums(outputs, lambda: [values_of(each) for each in inputs], opts)
 
@@ -242,8 +251,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int],
-        opts: Any = AllToAllOptions(),  # noqa: B008
-    ) -> Any:  # fmt: skip
+        opts: AllToAllOptions = AllToAllOptions(),  # noqa: B008
+    ) -> Work:  # fmt: skip
         """Rows of one tensor to each rank, and what they sent into another one."""
 
         def prepare() -> tuple:
@@ -257,7 +266,12 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = AllToAllOptions()) -> Any:  # noqa: B008
+    def alltoall(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: AllToAllOptions = AllToAllOptions(),  # noqa: B008
+    ) -> Work:
         """A tensor to each rank, and one from each."""
         return self._way.exchange(inputs, outputs, opts, "all_to_all")
 
@@ -265,8 +279,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Sequence[Tensor]],
         inputs: Sequence[Tensor],
-        opts: Any = GatherOptions(),  # noqa: B008
-    ) -> Any:
+        opts: GatherOptions = GatherOptions(),  # noqa: B008
+    ) -> Work:
         """Each rank's tensor into a list of the root's."""
         layouts.check_one(inputs, "gather")
         mine = opts.rootRank == self._rank
@@ -278,8 +292,8 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Sequence[Tensor]],
-        opts: Any = ScatterOptions(),  # noqa: B008
-    ) -> Any:
+        opts: ScatterOptions = ScatterOptions(),  # noqa: B008
+    ) -> Work:
         """To each rank its tensor of a list of the root's."""
         layouts.check_one(outputs, "scatter")
         mine = opts.rootRank == self._rank
@@ -292,5 +306,5 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         self._way.start_coalescing()
 
-    def _end_coalescing(self, device: torch.device) -> Any:
+    def _end_coalescing(self, device: torch.device) -> Work:
         return self._way.end_coalescing()

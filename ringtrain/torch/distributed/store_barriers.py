@@ -6,7 +6,8 @@ written for the backend "gloo" look for.
 
 import itertools
 import time
-from typing import Any
+
+from torch.distributed import Store
 
 _LOOK_SECONDS = 0.001, 0.05  # first, and at most
 _PASSED, _FAILED = "passed", "failed"
@@ -20,7 +21,7 @@ class StoreBarriers:
         rank, size: this rank among the group's, and how many they are.
     """
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._numbers = itertools.count()
         self._passed = ""  # the last barrier, whose keys the other ranks may still look at

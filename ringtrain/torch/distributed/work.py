@@ -5,7 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -57,7 +56,7 @@ class Pending:
         self._lock = threading.Lock()
         self._problem: Exception | None = None
         self.device = next((each.device for each in self.results if each.is_cuda), None)
-        self._on_queue: Any = None  # torch's event behind the results, on a GPU
+        self._on_queue: torch.Event | None = None  # torch's event behind the results, on a GPU
 
     def done(self) -> bool:
         """Whether the operation ended, well or not, a GPU's part included."""
@@ -172,7 +171,7 @@ class RingtrainWork(Work):
         self._dropped = dropped
         self._held = held
         self._was_waited_for = False
-        self._future: Any = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         if held is not None:
             held.hold(self)
 
@@ -215,7 +214,7 @@ class RingtrainWork(Work):
         """The result tensors, after ``wait``."""
         return self._pending.results
 
-    def get_future(self) -> Any:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A ``torch.futures.Future`` of the list of the result tensors, the same one each time.
 
         If the operation fails its ``wait`` raises a RuntimeError with the operation's text, as do callbacks that ask
@@ -242,11 +241,11 @@ class RingtrainWork(Work):
             self._dropped.append(self)
 
 
-def future_of(pending: Pending, completions: Completions) -> Any:
+def future_of(pending: Pending, completions: Completions) -> torch.futures.Future[list[torch.Tensor]]:
     """A future that a thread of ``completions`` completes; one that is complete if the end is known already."""
-    begun: Any = torch.futures.Future(devices=None if pending.device is None else [pending.device])
+    begun = torch.futures.Future(devices=None if pending.device is None else [pending.device])
 
-    def value(_: Any) -> list[torch.Tensor]:
+    def value(_: object) -> list[torch.Tensor]:
         if problem := pending.problem():
             raise problem
         return pending.results
