@@ -23,7 +23,7 @@ from ringtrain._bootstrap.opening import (
     open_tcp,
     start_seconds,
 )
-from ringtrain._rendezvous import launcher, lonely_mpi, meeting
+from ringtrain._rendezvous import launcher, meeting
 from ringtrain._rendezvous import rendezvous as places
 from ringtrain._rendezvous.announce import announce_segments
 from ringtrain._runtime import exits, inquiries, mpi, reports
@@ -243,6 +243,8 @@ def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[st
     if len(ranks) == 1:
         return open_alone(chosen)
     if introduced.rank == 0 and not ranks:
+        from ringtrain._rendezvous import lonely_mpi
+
         lonely_mpi.warn_when_loaded(introduced.size)
     make_room_for(len(ranks) or introduced.size)
     listener, addresses = listen(introduced.listens)

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtrain._rendezvous import by_address, by_files, stores
+from ringtrain._rendezvous import by_address
 from ringtrain._rendezvous.by_address import Address
 from ringtrain._rendezvous.introducing import call_of
 from ringtrain._rendezvous.launcher import Launcher
@@ -86,7 +86,7 @@ def checked(
             "Draw it with secrets.token_bytes."
         )
     known = bytes(secret) if isinstance(secret, (bytes, bytearray)) else secret_of(environ)
-    towards = where.host if isinstance(where, Address) else stores.host_of(where) or environ.get("MASTER_ADDR", "")
+    towards = where.host if isinstance(where, Address) else _host_of(where) or environ.get("MASTER_ADDR", "")
     return Place(rank, size, where, known, towards, _hosts_of_torchrun(environ))  # type: ignore[arg-type]
 
 
@@ -98,7 +98,19 @@ def _place_of(rendezvous: object) -> Any:
         return by_address.parse(rendezvous)
     if isinstance(rendezvous, os.PathLike):
         return Path(rendezvous).absolute()
-    return rendezvous if stores.is_store(rendezvous) else None
+    return rendezvous if _is_store(rendezvous) else None
+
+
+def _is_store(given: object) -> bool:
+    """Whether it has the functions of a store of torch's that are used."""
+    return all(callable(getattr(given, name, None)) for name in ("set", "get", "check"))
+
+
+def _host_of(store: Any) -> str:
+    """The host of a ``TCPStore``, also below prefixes; "" for another store, and for anything else."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "host", "")
 
 
 def secret_of(environ: Mapping[str, str]) -> bytes:
@@ -215,8 +227,10 @@ def meet(place: Place, listens: str, addresses: str, seconds: float) -> Introduc
     if isinstance(place.store, Address):
         return by_address.meet(place.store, call, place.secret)
     if isinstance(place.store, Path):
-        return by_files.meet(place.store, call, listens, place.secret)
-    return stores.meet(place.store, call, listens, place.secret)
+        from ringtrain._rendezvous import by_files as way
+    else:
+        from ringtrain._rendezvous import stores as way  # type: ignore[no-redef]
+    return way.meet(place.store, call, listens, place.secret)
 
 
 # ---- where a rank listens ----

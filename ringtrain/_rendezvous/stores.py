@@ -11,20 +11,6 @@ from ringtrain._rendezvous.by_note import meet_by_note
 from ringtrain._rendezvous.introducing import Call
 from ringtrain._rendezvous.meeting import Introduction
 
-_FUNCTIONS = ("set", "get", "check")
-
-
-def is_store(store: object) -> bool:
-    """Whether it has a store's functions."""
-    return all(callable(getattr(store, name, None)) for name in _FUNCTIONS)
-
-
-def host_of(store: Any) -> str:
-    """The host of a ``TCPStore``, also below prefixes; "" for another store, and for anything else."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return getattr(store, "host", "")
-
 
 def meet(store: Any, call: Call, listens: str, secret: bytes) -> Introduction:
     """`gathering.meet` by a note in this store."""
