@@ -13,14 +13,11 @@ way, each as a part of its own that has no samples (``use_within``).
 What is framework-specific is a ``Training``'s.
 """
 
-import zlib
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
 
 import numpy as np
 
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
-from ringtrain._binding.buffers import as_buffer
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap.member import Member
 from ringtrain._runtime import error_feedback
@@ -35,7 +32,8 @@ from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.shares import Shares
 from ringtrain.elastic.standing import Stage, Standing, Training, set_of, standing_of
-from ringtrain.elastic.worlds import can_go_on, ends_world, next_world
+from ringtrain.elastic.vote import Vote
+from ringtrain.elastic.worlds import can_go_on, ends_world, let_all_know, next_world
 from ringtrain.errors import (
     InternalError,
     InvalidArgumentError,
@@ -47,13 +45,8 @@ from ringtrain.errors import (
 
 _ROW = "ringtrain.elastic.standing"
 _PLACE = "ringtrain.elastic.place"
-_WHOLE = "ringtrain.elastic.whole"
 _PAUSE = "ringtrain.elastic.pause"
 _OUTLINE = "ringtrain.elastic.outline"
-_DRAWN = "ringtrain.elastic.drawn"
-_REFUSED = "ringtrain.elastic.refused"
-_ALL_BITS = 0xFFFFFFFF  # of a checksum
-_PAUSES, _STOPS = 1, 2  # what ranks wish for; who stops lets nobody in
 
 
 class Transaction:
@@ -67,8 +60,7 @@ class Transaction:
 
     Attributes:
         several: as given.
-        wants_stop: this rank is to stop before the training comes to its end. It says so with what it releases next.
-        all_stop: some rank has, which all ranks know since they have released the same part; for ever.
+        vote: what this rank wishes for, and all ranks do.
     """
 
     def __init__(self, member: Member, training: Training, several: bool = False, sets: Sets | None = None):
@@ -78,8 +70,7 @@ class Transaction:
         self.several = several
         self._steps = made(lib.rt_steps_open(several), lib.rt_steps_free)
         self._places = ffi.new("int32_t **")
-        self.wants_stop = self.all_stop = False
-        self._pauses = False  # all have agreed to leave this world between two steps
+        self.vote = Vote(member)
         self._context: Context | None = None  # of the last world that this rank has entered
         self._survives = False  # while `survive` calls a function
         self._shares = Shares(training, member.balances)
@@ -133,7 +124,7 @@ class Transaction:
                 if not held:
                     held.append((yield from attempt()))
                     self._hold(part_of(held[0]))
-                yield from self._agree()
+                yield from self.vote.cast(self._training.drawn())
                 self._release()
                 self._shares.end_exchange()
                 return held[0]
@@ -224,42 +215,6 @@ class Transaction:
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
         guard.leave(self)
 
-    def _agree(self) -> Generator[Operation, None, None]:
-        """Returns when all members are whole, which also tells whether one of them was asked to pause.
-
-        Raises:
-            MismatchError: on all of them, if they have drawn differently: a wrong average now, and later a standstill.
-        """
-        drawn = zlib.crc32(self._training.drawn().encode())
-        said = np.frombuffer(
-            bytearray((self._wish(), *drawn.to_bytes(4, "little"), *(_ALL_BITS - drawn).to_bytes(4, "little"))),
-            np.uint8,
-        )
-        buffers = [as_buffer(said)]
-        operation = current().submit("allreduce", _WHOLE, buffers, buffers, reduction="max", waits=True)
-        while not operation.finished():
-            yield operation
-        operation.wait()
-        heard = said.tobytes()
-        self._pauses = heard[0] == _PAUSES
-        self.all_stop = self.all_stop or heard[0] == _STOPS
-        if int.from_bytes(heard[1:5], "little") + int.from_bytes(heard[5:], "little") != _ALL_BITS:
-            raise MismatchError(self._unlike_draws())
-
-    def _wish(self) -> int:
-        if self.wants_stop or self.all_stop:
-            return _STOPS
-        return _PAUSES if self._member.wants_pause else 0
-
-    def _unlike_draws(self) -> str:
-        everyone = allgather_object(self._training.drawn(), _DRAWN)
-        _let_all_know()
-        other = next(rank for rank, drawn in enumerate(everyone) if drawn != everyone[0])
-        return (
-            f"elastic.State: all ranks must draw the same for a step, but rank 0 has drawn {everyone[0]}, and rank {other} "
-            f"{everyone[other]}. Use one batch_size, and as many batches a step, on all ranks."
-        )
-
     def _refuses_joiners(self, problem: RingtrainError) -> bool:
         """Whether ranks differ since some have joined, with which no step was done yet: these alone fail, and the others go on."""
         joiners = self._joiners
@@ -292,7 +247,7 @@ class Transaction:
         """
         if lib.rt_steps_stage(self._steps) != Stage.IDLE:
             return False
-        has_paused = self._pauses
+        has_paused = self.vote.pauses
         if has_paused:
             try:
                 allreduce(np.zeros(1, np.uint8), op=Max, name=_PAUSE)  # nobody is waited for once the first has left
@@ -330,7 +285,8 @@ class Transaction:
             present = False
 
     def _enter_world(self) -> None:
-        self._pauses, self._joiners = False, ()
+        self._joiners = ()
+        self.vote.enter_world()
         self._shares.enter_world()
         context = current()
         context.awaits_gpus = True
@@ -342,8 +298,8 @@ class Transaction:
 
     def _settle(self) -> None:
         """All tell how far they are, and do what follows; also what some of them alone have heard with the last part."""
-        told = allgather(np.array([[*self._standing(), self.all_stop]], np.int64), name=_ROW)
-        rows, self.all_stop = told[:, :-1], bool(told[:, -1].any())
+        told = allgather(np.array([[*self._standing(), self.vote.all_stop]], np.int64), name=_ROW)
+        rows, self.vote.all_stop = told[:, :-1], bool(told[:, -1].any())
         place = ffi.new("int32_t *")
         if not counted(lib.rt_steps_hear(self._steps, rows.reshape(-1).tolist(), len(rows), place)):
             standings = [standing_of(row) for row in rows.tolist()]
@@ -398,17 +354,11 @@ class Transaction:
         if current().rank == 0 and not begins:
             for rank in different:
                 logger.warning("elastic: not let in: %s", refusal(outlines, rank))
-        _let_all_know()
+        let_all_know()
         if begins or current().rank in different:
             raise MismatchError(refusal(outlines, different[0] if begins else current().rank))
         self._member.refuse(different)
         raise WorldChangedError("elastic.State: ranks that have joined were refused.")
-
-
-def _let_all_know() -> None:
-    """Until all ranks have heard by what they differ nobody leaves the world, whose end would be what others hear."""
-    with suppress(RingtrainError):
-        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)
 
 
 # By the place of an effect in `StepEffect`.

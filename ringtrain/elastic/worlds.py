@@ -1,10 +1,16 @@
 """From one world to the next, for everything here that goes on in another one."""
 
 from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
 
 from ringtrain._bootstrap import membership
 from ringtrain._bootstrap.start import init, shutdown
+from ringtrain._runtime.operations import Max, allreduce
 from ringtrain.errors import ClosedError, ForkedError, PeerLostError, ProcessSetLostError, RingtrainError
+
+_REFUSED = "ringtrain.elastic.refused"
 
 _signs: list[Callable[[Exception], bool]] = []
 
@@ -32,3 +38,9 @@ def next_world() -> None:
     """Leaves this world and takes the next one, once the launcher has formed it."""
     shutdown()
     init()
+
+
+def let_all_know() -> None:
+    """Until all ranks have heard by what they differ nobody leaves the world, whose end would be what others hear."""
+    with suppress(RingtrainError):
+        allreduce(np.zeros(1, np.uint8), op=Max, name=_REFUSED)

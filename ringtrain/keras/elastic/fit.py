@@ -186,12 +186,12 @@ class FitState(TransparentState):
         """
         if self._transaction is None or self.ends_epoch:
             return stops
-        self._transaction.wants_stop |= bool(stops)
-        return self._transaction.all_stop
+        self._transaction.vote.wants_stop |= bool(stops)
+        return self._transaction.vote.all_stop
 
     def wants_stop(self) -> bool:
         """Whether this rank was to stop within the epoch, and has gone on to tell the others."""
-        return self._transaction is not None and self._transaction.wants_stop
+        return self._transaction is not None and self._transaction.vote.wants_stop
 
     def _pause_if_allowed(self) -> None:
         """Not while a sum of gradients is begun, which ranks that join would lack."""
