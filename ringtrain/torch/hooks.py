@@ -5,13 +5,15 @@ collector does not look into a tensor's hooks. Optimizers are found so that the 
 """
 
 import weakref
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ringtrain._runtime import ranges
-from ringtrain._runtime.context import Context
+from ringtrain._runtime.context import Context, current
+from ringtrain._runtime.process_sets import global_process_set, id_of
+from ringtrain._training.adapter import numbering
 from ringtrain._training.session import NewWorld
 from ringtrain.torch.backward import PassPart, current_task
 from ringtrain.torch.compilation import eager
@@ -118,9 +120,21 @@ def others(own: Owner) -> list[Owner]:
     ]
 
 
-def owners(context: Context) -> list[Owner]:
+def _owners(context: Context) -> list[Owner]:
     """Those of a rank of a world, in an order that is the same on all ranks."""
     return [each for each in _in_order() if each.context is context]
+
+
+def number_anew(modes: Sequence[Any]) -> None:
+    """Numbers optimizers in their order from 0, as in each world that follows: this process may have wrapped others, now gone.
+
+    Others that still live come behind them: no two of a world share a number.
+    """
+    known = {id(part) for mode in modes for part in mode.parts()}
+    left = [owner for owner in _owners(current()) if id(owner) not in known]
+    numbering.number_anew(current(), id_of(global_process_set), "optimizer")
+    for mode in [*sorted(modes, key=lambda mode: mode.order()), *left]:
+        mode.enter_world(NewWorld.NUMBERED)
 
 
 def _in_order() -> list[Owner]:

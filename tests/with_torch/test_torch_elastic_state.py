@@ -18,9 +18,9 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 from ringtrain.torch import hooks
 from ringtrain.torch.elastic.checkpoints import Folder
-from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.schedules import schedules_of
 from ringtrain.torch.gradients import take_place
+from ringtrain.torch.hooks import number_anew
 
 
 @pytest.fixture

@@ -10,15 +10,16 @@ for the legacy Keras 2 (``TF_USE_LEGACY_KERAS=1``) the same on its own way to re
 import importlib as _importlib
 import typing as _typing
 
+import tensorflow as _tf
+
 from ringtrain import keras as _keras3
 from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.tensorflow.keras.optimizer import DistributedOptimizer
-from ringtrain.tensorflow.legacy_keras import is_in_use as _legacy_is_in_use
 
 if _typing.TYPE_CHECKING:
     from ringtrain.keras import *  # noqa: F403 - what is not defined here is the same for both
 
-if _legacy_is_in_use():
+if _tf.keras.Model.__module__.startswith("tf_keras"):  # which is decided when TensorFlow is imported
     from ringtrain.tensorflow.keras.legacy import broadcast_global_variables, load_model
 else:
     from ringtrain.keras import broadcast_global_variables, load_model

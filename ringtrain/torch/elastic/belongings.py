@@ -1,15 +1,16 @@
 """What goes with the values of a state without being given: schedules, what is frozen, later groups, random states."""
 
+import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ringtrain._binding.log import logger
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain.embedding.kept_rows import surviving
-from ringtrain.torch.elastic.randomness import random_states, set_random_states
 from ringtrain.torch.elastic.schedules import Schedule, is_plain, schedules_of
 from ringtrain.torch.elastic.structure import Structure, structure_of, take_structure
 from ringtrain.torch.modes.base import State
@@ -78,20 +79,20 @@ class Belongings:
 
     def draw_on(self) -> None:
         """Goes on with the random numbers behind those of the saved training, on as many ranks."""
-        random, self._random = self._random, None
-        if random is not None and len(random) == current().size:
-            set_random_states(random[current().rank])
+        states, self._random = self._random, None
+        if states is not None and len(states) == current().size:
+            _set_random_states(states[current().rank])
 
     # ---- files ----
 
     def gathered(self) -> list[State]:
         """The random states of all ranks, which call this together."""
-        return surviving(lambda: allgather_object(random_states(), _RANDOM))
+        return surviving(lambda: allgather_object(_random_states(), _RANDOM))
 
-    def in_file(self, random: list[State] | None) -> State:
+    def in_file(self, states: list[State] | None) -> State:
         """What a file keeps, with the random states of all ranks if they are there."""
         kept = {"structure": list(self._structure()), "schedules": self._states()}
-        return kept if random is None else {**kept, "random": random}
+        return kept if states is None else {**kept, "random": states}
 
     def load_structure(self, kept: State) -> None:
         """Takes what is trained from a file, before the state of models and optimizers."""
@@ -106,3 +107,27 @@ class Belongings:
 
     def _states(self) -> State:
         return {name: each.state_dict() for name, each in self._schedules.items()}
+
+
+def _random_states() -> State:
+    """Of this process, as numbers, texts and tensors alone."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states = {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_states(states: State) -> None:
+    """Goes on there."""
+    version, keys, drawn = states["python"]
+    random.setstate((version, tuple(keys), drawn))
+    name, words, *rest = states["numpy"]
+    np.random.set_state((name, words.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])

@@ -12,10 +12,10 @@ from ringtrain._training.session import NewWorld
 from ringtrain.elastic import ObjectState
 from ringtrain.embedding.committed_rows import CommittedRows
 from ringtrain.embedding.row_gradients import SentAtOnce
-from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
+from ringtrain.torch.hooks import number_anew
 from ringtrain.torch.modes.base import State, mode_of
 from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
 

@@ -41,11 +41,10 @@ from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedErr
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.belongings import Belongings
 from ringtrain.torch.elastic.checkpoints import ROWS, Folder, on_devices
-from ringtrain.torch.elastic.numbers import number_anew
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
-from ringtrain.torch.hooks import Owner, others
+from ringtrain.torch.hooks import Owner, number_anew, others
 from ringtrain.torch.modes.adasum import AdasumMode
 from ringtrain.torch.modes.base import State as Kept
 from ringtrain.torch.modes.base import mode_of
