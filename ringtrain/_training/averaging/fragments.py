@@ -4,8 +4,9 @@ Douillard et al., "Streaming DiLoCo with overlapping communication" (arXiv:2501.
 averaged part by part, and a part's change travels for some steps while training goes on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +87,29 @@ class Fragments:
         """
         return min(range(self.count), key=lambda part: loads[part])
 
+    def terms(self) -> dict[str, object]:
+        """What workers must have alike of them."""
+        return {"fragments": self.count, "overlap": self.overlap, "merge": self.merge}
+
+    def of_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a worker's state has of fragments: nothing, right after a synchronisation of others than these.
+
+        Raises:
+            InvalidArgumentError: it was saved between two synchronisations, with others.
+        """
+        given: Mapping[str, Any] = state.get("fragments", {})
+        own = self.schedule if self.streams else None
+        theirs = tuple(given["schedule"]) if given else None
+        if own == theirs:
+            return given
+        if int(state["counters"]["steps"]):
+            raise InvalidArgumentError(
+                "load_state_dict: every, fragments and overlap must be those with which a state was saved between two "
+                f"synchronisations, {_schedule_in_words(theirs)}, but are {_schedule_in_words(own)}. Save after synchronize() "
+                "to change them."
+            )
+        return {}
+
 
 def merged(values: np.ndarray, sent: np.ndarray, common: np.ndarray, merge: str) -> np.ndarray:
     """What a worker's values become when a new common copy is there.
@@ -100,6 +124,13 @@ def merged(values: np.ndarray, sent: np.ndarray, common: np.ndarray, merge: str)
         return (values + common) * common.dtype.type(0.5)
     np.subtract(common, sent, out=sent)
     return np.add(values, sent, out=sent)
+
+
+def _schedule_in_words(schedule: tuple[int, ...] | None) -> str:
+    if schedule is None:
+        return "all parameters at once"
+    every, count, overlap = schedule
+    return f"every={every}, fragments={count}, overlap={overlap}"
 
 
 def _check_within(what: str, value: object, least: int, most: int) -> None:

@@ -222,9 +222,9 @@ class Worker:
             InvalidArgumentError: it was saved between two synchronisations, with other fragments.
         """
         self._session.follow()
-        given = {} if state is None else self._of_this_schedule(state)
+        given = {} if state is None else self._fragments.of_state(state)
         self._changes.await_all(heeds=False)  # so that no name stays in flight
-        if self.keeps_residuals:
+        if self._changes.keeps_residuals:
             residuals.forget(self._session, f"{self.prefix}.")
         self._begun = False
         self._common.load(state, given.get("parts", {}))
@@ -233,21 +233,6 @@ class Worker:
             self.period.forget()
         else:
             self.period.load(state["counters"], given.get("weights"))
-
-    def _of_this_schedule(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a state has of fragments: nothing, right after a synchronisation of others than this worker has."""
-        given: Mapping[str, Any] = state.get("fragments", {})
-        own = self._fragments.schedule if self._fragments.streams else None
-        theirs = tuple(given["schedule"]) if given else None
-        if own == theirs:
-            return given
-        if int(state["counters"]["steps"]):
-            raise InvalidArgumentError(
-                "load_state_dict: every, fragments and overlap must be those with which a state was saved between two "
-                f"synchronisations, {_schedule_in_words(theirs)}, but are {_schedule_in_words(own)}. Save after synchronize() "
-                "to change them."
-            )
-        return {}
 
     # ---- worlds ----
 
@@ -270,9 +255,7 @@ class Worker:
         outer = self.plan.outer
         return {
             "every": self.period.every,
-            "fragments": self._fragments.count,
-            "overlap": self._fragments.overlap,
-            "merge": self._fragments.merge,
+            **self._fragments.terms(),
             "warmup": self.period.warmup,
             "outer": None if outer is None else [outer.rate, outer.momentum],
             "within_host": self.plan.within_host,
@@ -394,29 +377,17 @@ class Worker:
 
     # ---- what compression has lost ----
 
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether the core makes up for what compression has lost of the changes before."""
-        return self._changes.keeps_residuals
-
     def compression_state(self) -> dict[str, dict[str, np.ndarray]]:
         """What is kept of it, the same on all ranks; collective. What is on its way is waited for."""
         self._session.follow()
         self._changes.await_all()
-        return residuals.of_all_ranks(self._session, True, f"{self.prefix}.") if self.keeps_residuals else {}
+        return residuals.of_all_ranks(self._session, True, f"{self.prefix}.") if self._changes.keeps_residuals else {}
 
     def load_compression_state(self, state: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         """Goes on with what ``compression_state`` has returned."""
         self._session.follow()
-        if self.keeps_residuals:
+        if self._changes.keeps_residuals:
             residuals.load(self._session, True, f"{self.prefix}.", state)
-
-
-def _schedule_in_words(schedule: tuple[int, ...] | None) -> str:
-    if schedule is None:
-        return "all parameters at once"
-    every, count, overlap = schedule
-    return f"every={every}, fragments={count}, overlap={overlap}"
 
 
 def require_local(worker: Worker) -> None:
