@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import MODELS
+from benchmarks.wide import SETTINGS
 from ringtrain.bench.__main__ import NETWORKS
 from ringtrain.bench.command import (
     Benchmark,
     Command,
+    addresses,
     apart_option,
     choices,
     count,
@@ -180,6 +182,41 @@ def _embedding_options(parser: argparse.ArgumentParser) -> None:
     repetitions_option(parser)
 
 
+def _wide_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mbit", type=float, default=200.0, metavar="N", help="of packets a second, each way (200)")
+    parser.add_argument(
+        "--rtt-ms", dest="round_trip_ms", type=float, default=50.0, metavar="N", help="there and back (50)"
+    )
+    parser.add_argument("--losses", type=_shares, default=[0.0, 0.01, 0.1], metavar="0,0.01,...",
+                        help="percent of the packets that get lost, one line after the other (0,0.01,0.1)")  # fmt: skip
+    parser.add_argument("--buffer-ms", type=float, default=50.0, metavar="N", help="that the line holds back (50)")
+    parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
+    parser.add_argument("--sizes", type=sizes, default=sizes("25000000,1KB"), metavar="25000000,1KB,...")
+    parser.add_argument("--ways", type=choices(*SETTINGS), default=["ringtrain", "cubic"], metavar=",".join(SETTINGS),
+                        help="what ours is told: nothing (ringtrain), or congestion control and streams")  # fmt: skip
+    parser.add_argument("--peers", type=choices("gloo"), default=["gloo"], metavar="gloo")
+    parser.add_argument("--congestion", default="cubic", metavar="NAME", help="default of the kernel there (cubic)")
+    parser.add_argument("--packages", type=lambda text: text.split(","), metavar="DIR,...",
+                        help="folders that ringtrain is imported from, one job each (this one)")  # fmt: skip
+    parser.add_argument("--repetitions", type=int, default=5, metavar="N", help="turns of each (5)")
+    # For its own ranks.
+    parser.add_argument("--addresses", type=addresses, default={}, help=argparse.SUPPRESS)
+    for name in ("--measured-rate", "--raw-rate", "--loss"):
+        parser.add_argument(name, type=float, default=0.0, help=argparse.SUPPRESS)
+
+
+def _shares(text: str) -> list[float]:
+    return [float(share) for share in text.split(",")]
+
+
+def _wide(chosen: argparse.Namespace) -> int:
+    from benchmarks import wide
+
+    if chosen.measured_rate:
+        return 0 if run(chosen, "wide", options_of(chosen)) else 1
+    return wide.start(options_of(chosen), sys.argv[1:])
+
+
 def chosen_faults(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The module that does them, and what it takes of the options: faults that end a job, or that it goes on after."""
     of_elastic = ELASTIC_OPTIONS | {"runs", "only", "json"}
@@ -229,6 +266,11 @@ COMMAND = Command(
         ),
         "embedding": Benchmark(
             "steps of a sharded embedding beside a replicated one: time, and bytes beside the least", _embedding_options
+        ),
+        "wide": Benchmark(
+            "one tensor between hosts far apart, on lines of a rate, delay and loss made on this machine; as root",
+            _wide_options,
+            _wide,
         ),
         "accumulation": Benchmark("bytes and seconds a batch when several make a step", _accumulation_options),
     },

@@ -189,7 +189,7 @@ def transports_options(parser: argparse.ArgumentParser, default: list[str]) -> N
         help=f"what carries ours between hosts, one after the other ({','.join(default)})",
     )
     # For its own ranks: of each host's links, by the host's name.
-    parser.add_argument("--addresses", type=_addresses, default={}, help=argparse.SUPPRESS)
+    parser.add_argument("--addresses", type=addresses, default={}, help=argparse.SUPPRESS)
 
 
 def apart_option(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +228,8 @@ def numbers(text: str) -> list[int]:
     return numbers
 
 
-def _addresses(text: str) -> dict[str, list[str]]:
+def addresses(text: str) -> dict[str, list[str]]:
+    """Reads what ``shaped`` tells ranks: `host-1=10.0.0.1,10.1.0.1;host-2=...`."""
     return {name: links.split(",") for name, _, links in (host.partition("=") for host in text.split(";"))}
 
 

@@ -24,6 +24,8 @@ from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
 from ringtrain.bench.worlds import World
 
+HEADINGS = ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"]
+
 
 def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[str], peers: Sequence[str],
         repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None, operation: str,
@@ -35,13 +37,10 @@ def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[
     hosts = rt.cross_size()
     results = []
     for size_bytes in sizes:
-        results += _measure(operation, systems, size_bytes, repetitions, hosts, measured_rate)
+        results += measure(operation, systems, size_bytes, repetitions, hosts, measured_rate)
     what = "allreduce, float32, sum, in place" if operation == "allreduce" else "a send to the next rank"
     report.say(f"{what}, {ranks.size()} ranks on {hosts} hosts, {ranks.started_by()}")
-    report.print_table(
-        ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"],
-        [_row(result) for result in results],
-    )
+    report.print_table(HEADINGS, [row(result) for result in results])
     report.write_json(json, results, hosts=hosts, bytes_per_second=measured_rate)
     for system in reversed(systems):
         system.close()
@@ -60,9 +59,10 @@ def _systems(
     return [*ours, *(PEERS[name]() for name in peers)]
 
 
-def _measure(
+def measure(
     operation: str, systems: Sequence[System], size_bytes: int, repetitions: int, hosts: int, measured_rate: float
 ) -> list[dict[str, Any]]:
+    """Results of each system, which take turns, for one size."""
     full = size_bytes * (2 * (hosts - 1) / hosts if operation == "allreduce" else 1)
     sent = {system.name: full / system.shrinks for system in systems}  # by each host
     work, source = allreduce.arrays(size_bytes)
@@ -99,7 +99,8 @@ class _Busy:
         return float(np.median(np.sum(ranks.gathered(self._seconds), axis=0)))
 
 
-def _row(result: dict[str, Any]) -> list[str]:
+def row(result: dict[str, Any]) -> list[str]:
+    """Of the table, one result."""
     floor = result["floor_seconds"]
     is_short = result["bytes"] <= allreduce.BACK_TO_BACK_BYTES  # its time is latency, which the rate does not bound
     return [
