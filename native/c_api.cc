@@ -107,6 +107,7 @@ ringtrain::TcpWorld WorldOverTcp(int rank, const std::string& peers, const uint8
   // Silence is the protocol's to find, so that all ranks are told in the same words; the kernel comes after it.
   world.dead_after_seconds = 2 * options.dead_after_seconds;
   world.streams = static_cast<int>(options.tcp_streams);
+  world.congestion = options.tcp_congestion;
   std::istringstream lines(peers);
   for (std::string line; std::getline(lines, line);) world.peers.push_back(line);
   return world;
@@ -360,6 +361,10 @@ char* rt_lateness(rt_context* context) {
               std::to_string(late.longest) + "|" + OnOneLine(late.longest_name) + "\n";
     return text;
   });
+}
+
+char* rt_lines(rt_context* context) {
+  return TextBy([&] { return context->context->Lines(); });
 }
 
 char* rt_traffic(rt_context* context) {

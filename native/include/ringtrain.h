@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 25
+#define RT_ABI_VERSION 26
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -178,6 +178,10 @@ int32_t rt_timeline_stop(rt_context* context, char** error);
  * least|nanoseconds under way|nanoseconds from submission to agreement" for each operation and class; that of sizes in
  * [2^(c-1), 2^c) bytes is c. The caller frees it with rt_free. */
 char* rt_traffic(rt_context* context);
+/* What the transport has found of the way to each rank that this one sends tensors to, and has taken for it, as a line
+ * "rank|connections over each link|congestion control|seconds of a round trip|bytes a second|share of packets lost"
+ * each; none where a library connects the ranks. The caller frees it with rt_free. */
+char* rt_lines(rt_context* context);
 /* Of small operations that nobody waits for: from so many on they leave. */
 int64_t rt_burst_bytes(rt_context* context);
 /* The last operations of this rank, as JSON: what option flight_record writes. The caller frees it with rt_free. */

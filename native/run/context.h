@@ -37,6 +37,7 @@ class Context {
   const TrafficTable& traffic() const { return traffic_; }
   // As JSON.
   std::string FlightRecord() const;
+  std::string Lines() const { return transport_->Lines(); }
   Log& log() { return log_; }
   Residuals& residuals() { return epoch_.residuals(); }
   Status StartTimeline(const std::string& path, bool mark_cycles);

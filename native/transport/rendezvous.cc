@@ -164,8 +164,15 @@ Status FrameRendezvous::Meet(const WindowSize& window_size, Nanoseconds deadline
   if (leads && world->local_size() > 1) status = PosixMemory::Create(world->local_size(), window_size(*world), &shared);
   announcement.Text(shared ? shared->name() : "");
   announcement.Unsigned(shared ? shared->nonce() : 0);
+  announcement.Unsigned(static_cast<uint64_t>(transport_->LongestRoundTrip() * 1e9));
   std::vector<std::string> announcements;
   RT_TRY(Allgather(announcement.Take(), deadline, &announcements));
+  for (const std::string& theirs : announcements) {
+    Decoder decoder(theirs);
+    decoder.Text();
+    decoder.Unsigned();
+    world->round_trip = std::max(world->round_trip, static_cast<Nanoseconds>(decoder.Unsigned()));
+  }
   if (!leads) {
     Decoder decoder(announcements[world->my_host()[0]]);
     std::string name = decoder.Text();

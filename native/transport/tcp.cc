@@ -105,6 +105,8 @@ class TcpTransport : public Transport {
   // The others close too, each when it has what it waits for; what the kernel has been given still travels.
   void Close(bool clean, double timeout_seconds) override { End(clean, true, timeout_seconds); }
   std::string Describe() const override { return "TCP, " + std::to_string(size_) + " ranks"; }
+  double LongestRoundTrip() override { return connections_.LongestRoundTrip(); }
+  std::string Lines() override { return connections_.Lines(); }
 
  private:
   void End(bool clean, bool leaves, double timeout_seconds) {
@@ -152,17 +154,28 @@ class TcpTransport : public Transport {
   Connections connections_;
 };
 
+Status CheckCongestionControl(const std::string& name) {
+  if (name == "auto" || name == "kernel") return {};
+  const Socket socket = NewSocket(LoopbackAddress());
+  if (!socket.open() || TakeCongestionControl(socket, name)) return {};
+  return Status::InvalidArgument("option tcp_congestion: the kernel must have '" + name +
+                                 "' and let this process take it, but refuses: " + ErrorText(errno) +
+                                 ". Take one of net.ipv4.tcp_allowed_congestion_control, or auto.");
+}
+
 Status MakePlan(const TcpWorld& world, TcpPlan* plan) {
   plan->rank = world.rank;
   plan->epoch = world.epoch;
   plan->hello_key = HelloKey(world.secret);
   plan->streams = world.streams;
+  plan->congestion = world.congestion;
   plan->connect_seconds = world.connect_seconds;
   plan->dead_after_seconds = world.dead_after_seconds;
   for (const std::string& addresses : world.peers) {
     plan->peers.emplace_back();
     RT_TRY(ParseAddresses(addresses, &plan->peers.back()));
   }
+  RT_TRY(CheckCongestionControl(world.congestion));
   if (world.rank >= 0 && world.rank < plan->size()) return {};
   return Status::InvalidArgument("rank must be in [0, " + std::to_string(plan->size()) + "), got " +
                                  std::to_string(world.rank) + ".");

@@ -41,9 +41,10 @@ struct TcpWorld {
   const uint8_t* secret =
       nullptr;         // of the job, 32 bytes, read during the call; every connection proves that both ends know it
   uint64_t epoch = 0;  // of the world; connections of another are refused
-  int streams = 1;     // data connections for each link
-  double connect_seconds = 60;     // after which a rank that does not answer is lost
-  double dead_after_seconds = 15;  // after which the kernel gives up a silent connection; 0: never
+  int streams = 0;     // data connections for each link; 0: what the way to a rank needs
+  std::string congestion = "auto";  // by which they control their rate: a name of the kernel's, "auto" or "kernel"
+  double connect_seconds = 60;      // after which a rank that does not answer is lost
+  double dead_after_seconds = 15;   // after which the kernel gives up a silent connection; 0: never
 };
 
 // Opens the transport of a rank. Takes the listener's sockets. Connections are made when there is something to send.

@@ -65,9 +65,14 @@ class Wire {
   // to arrive in another. Unfinished sends of frames are completed up to `timeout_seconds`; after it the wire is of no
   // further use.
   virtual void Close(bool clean, double timeout_seconds) = 0;
-  // Whether it opens several connections to a peer, and uses as many as option tcp_streams says at the moment.
   // One line about the library behind it, for build_info and errors.
   virtual std::string Describe() const = 0;
+  // Of the ways to the ranks that it is connected with, the longest, there and back, in seconds; 0 where that is not
+  // known.
+  virtual double LongestRoundTrip() { return 0; }
+  // What it has found of the way to each rank that it sends tensors to, and what it has taken for it: a line each, as
+  // rt_lines has it. Any thread's.
+  virtual std::string Lines() { return ""; }
 
  protected:
   void CountArrival(int from) {

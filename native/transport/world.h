@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace ringtrain {
 
 struct World {
@@ -16,6 +18,7 @@ struct World {
   std::vector<int> host_of;             // by rank
   std::vector<int> local_rank_of;       // by rank
   std::vector<std::string> host_names;  // by rank, for people to read
+  Nanoseconds round_trip = 0;           // the longest that any rank has seen when they met; 0: not known
 
   const std::vector<int>& my_host() const { return hosts[host_of[rank]]; }
   int local_rank() const { return local_rank_of[rank]; }

@@ -10,6 +10,7 @@ from ringtrain.launch.doctor_advice import mbit, names_of
 from ringtrain.launch.modes import LATE_INT8, LITTLE, STREAMING, streaming_batch_seconds
 
 SHARE_OF_FLOOR = 0.9  # below it, something is wrong
+LONG_ROUND_TRIP = 5e-3  # from which TCP asks what a way needs (line.h)
 MOST_LINKS_SHOWN = 16  # the slowest; of the others how fast they are
 
 
@@ -71,12 +72,25 @@ def _report_of_links(found: Mapping[str, Any]) -> list[str]:
     )
     if 2 * len(found["links"]) > links.MOST_ALONE:
         lines.append("(alone: ways between different hosts at a time, the slowest once more by themselves)")
+    if found["tcp"]:
+        lines.append(_report_of_tcp(found["tcp"]))
     if len(shown) < len(found["links"]):
         others = [rate for link in found["links"] if link not in shown for rate in link["at_once_rates"]]
         lines.append(
             f"{len(found['links']) - len(shown)} others: {mbit(min(others))} to {mbit(max(others))} all at once"
         )
     return lines
+
+
+def _report_of_tcp(lines: Sequence[Mapping[str, Any]]) -> str:
+    """What TCP has taken for the longest way, and why."""
+    line = max(lines, key=lambda each: each["round_trip_seconds"])
+    several = line["streams"] > 1
+    taken = f"TCP took {line['streams']} connection{'s' * several} for tensors over each link, {line['congestion']}"
+    found = f"the round trip takes {_ms(line['round_trip_seconds'])}"
+    if line["round_trip_seconds"] < LONG_ROUND_TRIP:
+        return f"{taken}: {found}, which is short"
+    return f"{taken}: {found}, of late {mbit(line['rate'])}, {100 * line['loss']:.2g} % of the packets sent again"
 
 
 _POWERSGD = (

@@ -21,6 +21,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain._runtime import context as contexts
+from ringtrain._runtime.lines import lines_of
 from ringtrain._runtime.mpi import version_text
 from ringtrain.errors import RingtrainError
 from ringtrain.errors import TimeoutError as RanksLateError
@@ -74,6 +75,7 @@ def _examine(model_bytes: int) -> dict[str, Any] | None:
     part = part_to_measure(model_bytes, ring_rate(measured))
     shown.show(f"allreduce of {part / 1e6:.0f} MB")
     allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
+    lines = rt.allgather_object(lines_of(contexts.current()) if leads else [])
     shown.show("codecs")
     codecs = measure_codecs(min(part, CODEC_BYTES)) if len(leaders) > 1 else {}
     shown.clear()
@@ -83,7 +85,7 @@ def _examine(model_bytes: int) -> dict[str, Any] | None:
         {**facts[rank], **speeds[rank], "ranks": ranks} for rank, ranks in zip(leaders, _counts(leaders), strict=True)
     ]
     return {"model_bytes": model_bytes, "ranks": rt.size(), "transport": transport(), "hosts": hosts, "links": measured,
-            "allreduce_seconds": allreduce, "measured_bytes": part,
+            "allreduce_seconds": allreduce, "measured_bytes": part, "tcp": [line._asdict() for each in lines for line in each],
             "codec_seconds_per_byte": codecs}  # fmt: skip
 
 
@@ -273,7 +275,7 @@ def open_throughput(leaders: Sequence[int], place: int | None) -> Throughput | N
     told = rt.allgather_object(listeners.addresses if listeners is not None else None)
     if place is None or listeners is None:
         return None
-    streams = int(os.environ.get("RINGTRAIN_TCP_STREAMS", "1"))
+    streams = int(os.environ.get("RINGTRAIN_TCP_STREAMS", "0")) or 1
     return TcpThroughput(place, listeners, [told[rank] for rank in leaders], token, streams)
 
 

@@ -11,7 +11,7 @@ from ringtrain._binding import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {25: "651f2745da15c2e5"}
+DIGESTS = {26: "1bdd143fc5baa17c"}
 
 
 def declarations() -> str:

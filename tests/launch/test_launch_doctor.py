@@ -79,6 +79,7 @@ def findings(
         "transport": "mpi",
         "hosts": [host, {**host, "name": "node-b"}],
         "links": [link(0, 1, one_way, both, latency)],
+        "tcp": [],
         "codec_seconds_per_byte": {"bf16": 1e-10, "fp16": 1e-10, "int8": 2.5e-10, "int4": 2e-10},
         "allreduce_seconds": {"float32": 0.85, "fp16": 0.43, "one_rank_a_host": 0.845, **seconds},
     }
@@ -233,6 +234,20 @@ def test_one_host_has_no_network_to_change() -> None:
 def test_a_model_that_takes_long_is_measured_by_a_part(rate: float, measured: int) -> None:
     assert part_to_measure(100_000_000, rate) == measured
     assert "measured with 10 MB of them" in "\n".join(report({**findings(), "measured_bytes": 10_000_000}))
+
+
+def test_what_tcp_took_for_the_longest_way_is_told_with_its_reason() -> None:
+    short = {"rank": 1, "streams": 1, "congestion": "cubic", "round_trip_seconds": 1e-4, "rate": 1e8, "loss": 0.0}
+    far = {"rank": 2, "streams": 12, "congestion": "cubic", "round_trip_seconds": 0.05, "rate": 24e6, "loss": 1.1e-4}
+    lines = report({**findings(), "tcp": [far, short]})
+    assert (
+        "TCP took 12 connections for tensors over each link, cubic: the round trip takes 50.0 ms, of late 192 Mbit/s, "
+        "0.011 % of the packets sent again" in lines
+    )
+    lines = report({**findings(), "tcp": [short]})
+    taken = "TCP took 1 connection for tensors over each link, cubic: the round trip takes 0.1 ms, which is short"
+    assert taken in lines
+    assert not any("TCP took" in line for line in report(findings()))
 
 
 def test_without_the_time_of_a_step_no_mode_is_judged() -> None:

@@ -111,6 +111,7 @@ RT_TEST(questions_about_a_world) {
   Starve("rt_counters", [&] { return rt_counters(context, counters, kCounterCount) == kCounterCount; });
   Starve("rt_lateness", [&] { return Taken(rt_lateness(context)); });
   Starve("rt_traffic", [&] { return Taken(rt_traffic(context)); });
+  Starve("rt_lines", [&] { return Taken(rt_lines(context)); });
   Starve("rt_burst_bytes", [&] { return rt_burst_bytes(context) > 0; });
   Starve("rt_flight_record", [&] { return Taken(rt_flight_record(context)); });
   Starve("rt_gpu_libraries", [&] { return Taken(rt_gpu_libraries("/no/libcuda.so", "/no/libnccl.so")); });

@@ -19,8 +19,8 @@
 namespace ringtrain {
 namespace {
 
-constexpr size_t kAheadAlone = 1 << 20, kAheadOfSeveral = Exchange::kPieceBytes;  // bytes that a data lane takes
-constexpr int kUnsentOfSeveral = 2 * Exchange::kPieceBytes;
+constexpr size_t kAheadAlone = 1 << 20;  // bytes that a data lane takes; of several each takes a piece
+constexpr Nanoseconds kBetweenLooks = INT64_C(100000000);  // at a line that something is sent on
 
 // What an event of the epoll set belongs to.
 uint64_t IdOf(int peer, bool sends, size_t lane) {
@@ -67,7 +67,11 @@ struct Connections::Peer {
   FrameJoiner joiner;
   std::unique_ptr<ControlSender> control_out;
   std::unique_ptr<ControlReceiver> control_in;
-  std::vector<std::unique_ptr<PieceSender>> data_out;   // by lane, from 1
+  std::vector<std::unique_ptr<PieceSender>> data_out;  // by lane, from 1; those that it needs are called
+  Line line;                                           // that these lie on
+  size_t used = 0;                                     // how many of them, from the first
+  uint32_t piece_bytes = Exchange::kPieceBytes;
+  Nanoseconds look_again = 0;
   size_t turn = 0;                                      // of which of these it is
   std::vector<std::unique_ptr<PieceReceiver>> data_in;  // likewise
   std::vector<Socket> silent;                           // of data lanes that carry nothing any more
@@ -85,6 +89,8 @@ Connections::Connections(const TcpPlan& plan, std::vector<Socket> listeners)
   for (int rank = 0; rank < plan_.size(); ++rank)
     peers_.push_back(std::make_unique<Peer>(rank, plan_.epoch, static_cast<size_t>(plan_.lanes(rank)),
                                             static_cast<size_t>(plan_.lanes(plan_.rank))));
+  for (const auto& peer : peers_)
+    peer->used = static_cast<size_t>(plan_.links(peer->rank) * std::max(plan_.streams, 1));
   dirty_.reserve(peers_.size());
   flushed_.reserve(peers_.size());
 }
@@ -297,7 +303,8 @@ bool Connections::Flush(Peer* peer) {
   CallData(peer);
   // Where there are several a piece each in turn: of what the first has room for, the others would get nothing. The
   // next time begins behind the lane of the last piece, or the first would have more of each message.
-  const size_t lanes = peer->data_out.size(), most = lanes > 1 ? Exchange::kPieceBytes : PieceSender::kBytesInTurn;
+  const size_t lanes = std::max(peer->used, peer->called_data),
+               most = lanes > 1 ? peer->piece_bytes : PieceSender::kBytesInTurn;
   bool more = true;
   for (size_t moved = 0; more && moved < PieceSender::kBytesInTurn; moved += most) {
     more = false;
@@ -335,10 +342,91 @@ bool Connections::FlushControl(Peer* peer) {
 }
 
 void Connections::CallData(Peer* peer) {
-  const size_t lanes = peer->data_out.size();
-  if (!peer->exchange.sends() || abandoned_ || peer->called_data >= lanes) return;
+  if (!peer->exchange.sends() || abandoned_) return;
+  LookAtLine(peer);
+  if (peer->called_data >= peer->used) return;
   if (!std::exchange(peer->called_control, true)) door_.Call(peer->rank, 0);  // on which this rank will leave
-  while (peer->called_data < lanes) door_.Call(peer->rank, static_cast<int>(++peer->called_data));
+  while (peer->called_data < peer->used) door_.Call(peer->rank, static_cast<int>(++peer->called_data));
+}
+
+// ---- lines ----
+
+// Measures the way to the peer from time to time, and gives it the connections that it needs.
+void Connections::LookAtLine(Peer* peer) {
+  const bool any =
+      std::any_of(peer->data_out.begin(), peer->data_out.end(), [](const auto& lane) { return lane != nullptr; });
+  const Nanoseconds now = Now();
+  if (!any || now < peer->look_again) return;
+  peer->look_again = now + kBetweenLooks;
+  LineSample sample;
+  std::string congestion;
+  for (const auto& lane : peer->data_out) {
+    if (lane == nullptr) continue;
+    sample.Add(SampleOf(lane->socket()));
+    if (congestion.empty()) congestion = CongestionControlOf(lane->socket());
+  }
+  peer->line.Note(sample, congestion);
+  const int streams = plan_.streams > 0 ? plan_.streams : peer->line.streams();
+  const size_t used = static_cast<size_t>(plan_.links(peer->rank) * streams);
+  const uint32_t piece_bytes = peer->line.PieceBytes(streams);
+  if (used == peer->used && piece_bytes == peer->piece_bytes) return;
+  peer->used = used;
+  peer->piece_bytes = piece_bytes;
+  peer->exchange.CutInto(piece_bytes);
+  for (size_t place = 0; place < peer->data_out.size(); ++place) Tune(peer, place);
+}
+
+// Of several lanes each takes little ahead, so that the others get what it cannot send. Those that are not needed any
+// more take nothing, and send what they have.
+void Connections::Tune(Peer* peer, size_t place) {
+  PieceSender* const lane = peer->data_out[place].get();
+  if (lane == nullptr) return;
+  const bool several = peer->used > 1;
+  KeepLittleUnsent(lane->socket(), several ? 2 * static_cast<int>(peer->piece_bytes) : 0);
+  lane->TakeAhead(place >= peer->used ? 0 : several ? peer->piece_bytes : kAheadAlone);
+}
+
+// The first lane has just been opened, and its kernel knows how long that took.
+void Connections::ControlCongestion(const Peer& peer, const Socket& socket) const {
+  const bool is_long = SampleOf(socket).round_trip >= kLongRoundTrip || peer.line.is_long();
+  if (is_long) Pace(socket);
+  if (plan_.congestion == "kernel") return;
+  if (plan_.congestion != "auto")
+    TakeCongestionControl(socket, plan_.congestion);
+  else if (is_long)
+    TakeCongestionControl(socket, "bbr");
+}
+
+double Connections::LongestRoundTrip() {
+  double longest = 0;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& peer : peers_) {
+      LineSample sample;
+      if (peer->control_out != nullptr) sample.Add(SampleOf(peer->control_out->socket()));
+      if (peer->control_in != nullptr) sample.Add(SampleOf(peer->control_in->socket()));
+      longest = std::max(longest, sample.round_trip);
+    }
+  }
+  Release();
+  return longest;
+}
+
+std::string Connections::Lines() {
+  std::string text;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& peer : peers_)
+      if (peer->line.round_trip() > 0) text += LineText(*peer);
+  }
+  Release();
+  return text;
+}
+
+std::string Connections::LineText(const Peer& peer) const {
+  const size_t streams = peer.used / static_cast<size_t>(plan_.links(peer.rank));
+  return std::to_string(peer.rank) + "|" + std::to_string(streams) + "|" + peer.line.congestion() + "|" +
+         peer.line.Text() + "\n";
 }
 
 // What a rank sends to itself.
@@ -446,18 +534,24 @@ void Connections::AddLane(Connection connection) {
     NoteLack(peer, errno);
     return peer->silent.push_back(std::move(socket));  // its end would be told as that of this process
   }
-  const bool several = peer->data_out.size() > 1;
-  if (sends && lane > 0 && several) KeepLittleUnsent(socket, kUnsentOfSeveral);
+  if (sends && lane > 0) ControlCongestion(*peer, socket);
   if (lane == 0 && sends)
     peer->control_out = std::make_unique<ControlSender>(std::move(socket), connection.record_key);
   else if (lane == 0)
     peer->control_in = std::make_unique<ControlReceiver>(std::move(socket), connection.record_key);
   else if (sends)
-    peer->data_out[lane - 1] =
-        std::make_unique<PieceSender>(std::move(socket), &peer->exchange, several ? kAheadOfSeveral : kAheadAlone);
+    AddSender(peer, lane, std::move(socket));
   else
     peer->data_in[lane - 1] = std::make_unique<PieceReceiver>(std::move(socket), &peer->exchange);
   MarkDirty(peer);
+}
+
+void Connections::AddSender(Peer* peer, size_t lane, Socket socket) {
+  auto& sender = peer->data_out[lane - 1];
+  sender = std::make_unique<PieceSender>(std::move(socket), &peer->exchange, kAheadAlone);
+  peer->look_again = 0;
+  LookAtLine(peer);
+  Tune(peer, lane - 1);
 }
 
 // ---- what has come ----

@@ -53,6 +53,10 @@ class Connections final : private Door::Owner {
   void Abandon();
   void SetDoorbell(Doorbell* doorbell);
   void SetLog(Log* log) { log_.store(log); }
+  // Any thread's. Of the ranks that this one is connected with, in seconds; and what is known of each that it has sent
+  // tensors to, as rt_lines has it.
+  double LongestRoundTrip();
+  std::string Lines();
   // Ends the watcher and all connections. `leaves`: tells the others before, who know it by the deadline if they can be
   // reached; else they lose this rank.
   void Close(bool leaves, Nanoseconds deadline);
@@ -91,6 +95,11 @@ class Connections final : private Door::Owner {
   void Count(Peer* peer) RT_REQUIRES(mutex_);
   bool FlushControl(Peer* peer) RT_REQUIRES(mutex_);
   void CallData(Peer* peer) RT_REQUIRES(mutex_);
+  void LookAtLine(Peer* peer) RT_REQUIRES(mutex_);
+  static void Tune(Peer* peer, size_t place);
+  void ControlCongestion(const Peer& peer, const Socket& socket) const;
+  void AddSender(Peer* peer, size_t lane, Socket socket) RT_REQUIRES(mutex_);
+  std::string LineText(const Peer& peer) const;
   void MarkDirty(Peer* peer) RT_REQUIRES(mutex_);
   const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
   LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);

@@ -32,13 +32,15 @@ struct TcpPlan {
   uint64_t epoch = 0;
   HmacKey hello_key;
   std::vector<std::vector<Address>> peers;  // by rank: an address for each link; its own too
-  int streams = 1;                          // data lanes for each link
+  int streams = 0;                          // data lanes for each link; 0: what the way needs (line.h)
+  std::string congestion = "auto";          // of data lanes: a name, "auto" (line.h) or "kernel"
   double connect_seconds = 60;              // until a rank that does not answer is given up
   double dead_after_seconds = 15;           // until the kernel gives up a connection; 0: never
 
   int size() const { return static_cast<int>(peers.size()); }
-  // Data lanes to a rank: 1 to so many.
-  int lanes(int to) const { return static_cast<int>(peers[static_cast<size_t>(to)].size()) * streams; }
+  int links(int to) const { return static_cast<int>(peers[static_cast<size_t>(to)].size()); }
+  // Data lanes to a rank: 1 to so many at most.
+  int lanes(int to) const { return links(to) * (streams > 0 ? streams : kMostStreams); }
   // The link of a lane; the control lane takes the first.
   size_t link(int to, int lane) const {
     return lane == 0 ? 0 : static_cast<size_t>(lane - 1) % peers[static_cast<size_t>(to)].size();

@@ -34,7 +34,7 @@ bool Exchange::NextPiece(Piece* piece) {
   header.sequence = message->sequence;
   header.offset = message->cut;
   header.total = message->bytes;
-  header.length = std::min(message->bytes - message->cut, kPieceBytes);
+  header.length = std::min(message->bytes - message->cut, piece_bytes_);
   message->cut += header.length;
   if (message->cut == message->bytes) queue.pop_front();
   return true;

@@ -57,7 +57,7 @@ struct Piece {
 class Exchange {
  public:
   static constexpr uint32_t kSmallBytes = 64 << 10;
-  static constexpr uint32_t kPieceBytes = 256 << 10;
+  static constexpr uint32_t kPieceBytes = 256 << 10;  // at most
   static constexpr uint32_t kCredit = 1 << 20;
 
   explicit Exchange(uint64_t epoch) : epoch_(epoch) {}
@@ -74,6 +74,8 @@ class Exchange {
   // The next piece to send, small messages first; false if none may leave now.
   bool NextPiece(Piece* piece);
   bool sends() const { return !small_.empty() || !large_.empty(); }
+  // From now on pieces have at most so many bytes, up to kPieceBytes.
+  void CutInto(uint32_t piece_bytes) { piece_bytes_ = piece_bytes; }
   // All of its bytes are in the kernel's hands.
   void PieceLeft(const Piece& piece);
 
@@ -120,6 +122,7 @@ class Exchange {
   std::deque<RecordHeader> control_;
 
   // Sending.
+  uint32_t piece_bytes_ = kPieceBytes;
   std::unordered_map<uint32_t, uint32_t> next_send_;  // sequence by tag
   std::deque<Message*> small_, large_;                // may leave
   std::map<Key, Message*> waiting_;                   // for kReady

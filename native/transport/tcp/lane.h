@@ -93,12 +93,13 @@ class PieceSender {
   LaneMove Move(size_t most);
   // Whether the peer has closed it.
   LaneMove Listen() const;
+  void TakeAhead(size_t bytes) { ahead_ = bytes; }
   bool writable = true;
 
  private:
   Socket socket_;
   PieceWriter writer_;
-  const size_t ahead_;
+  size_t ahead_;
 };
 
 // Receives them.

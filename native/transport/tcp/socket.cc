@@ -16,6 +16,8 @@
 #include <sstream>
 #include <utility>
 
+#include "transport/tcp/tcp_info.h"
+
 namespace ringtrain {
 namespace {
 
@@ -231,6 +233,15 @@ Status ParseAddresses(const std::string& text, std::vector<Address>* addresses) 
   return addresses->empty() ? BadAddress(text) : Status();
 }
 
+Address LoopbackAddress() {
+  Address address;
+  auto& four = *reinterpret_cast<sockaddr_in*>(&address.storage);
+  four.sin_family = AF_INET;
+  four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.length = sizeof four;
+  return address;
+}
+
 Status ListenOn(const std::string& text, std::vector<Socket>* sockets) {
   sockets->clear();
   for (const std::string& item : Items(text)) {
@@ -259,6 +270,29 @@ void SetUp(const Socket& socket, double dead_after_seconds) {
 }
 
 void KeepLittleUnsent(const Socket& socket, int bytes) { SetOption(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes); }
+
+void Pace(const Socket& socket) {
+  constexpr uint32_t kNoBound = UINT32_MAX - 1;  // with UINT32_MAX the kernel does not pace
+  setsockopt(socket.fd(), SOL_SOCKET, SO_MAX_PACING_RATE, &kNoBound, sizeof kNoBound);
+}
+
+bool TakeCongestionControl(const Socket& socket, const std::string& name) {
+  return setsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+std::string CongestionControlOf(const Socket& socket) {
+  char name[16 + 1] = "";
+  socklen_t length = sizeof name - 1;
+  return getsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0 ? name : "";
+}
+
+LineSample SampleOf(const Socket& socket) {
+  TcpInfo info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return {};
+  const uint32_t least = info.min_rtt > 0 && info.min_rtt != UINT32_MAX ? info.min_rtt : info.rtt;
+  return {least * 1e-6, static_cast<double>(info.delivery_rate), info.data_segs_out, info.total_retrans};
+}
 
 double SecondsSinceAnswer(const Socket& socket) {
   tcp_info info{};

@@ -11,6 +11,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
+#include "transport/tcp/line.h"
 
 namespace ringtrain {
 
@@ -76,6 +77,8 @@ struct Address {
 // Reads "10.0.0.2:4711" or "[fd00::2%eth0]:4711", several parted by commas. Names are not looked up.
 Status ParseAddresses(const std::string& text, std::vector<Address>* addresses);
 
+Address LoopbackAddress();
+
 // Listens on each of "ip:port", "ip:first-last" (the first port of these that is free) and "ip:0" (any port), parted by
 // commas. An address of all interfaces is refused: whoever wants that must name them.
 Status ListenOn(const std::string& text, std::vector<Socket>* sockets);
@@ -87,8 +90,19 @@ Address PeerOf(const Socket& socket);
 
 // What every connection is told. dead_after_seconds: when the kernel gives a silent peer up; 0: never.
 void SetUp(const Socket& socket, double dead_after_seconds);
-// Bounds what has been written and not been sent, so that of several lanes each takes what its link can carry.
+// Spreads packets over the time that they take, as the kernel reckons it: else each window leaves at once, and the
+// queue that this makes before the line tells cubic that the line is full.
+void Pace(const Socket& socket);
+
+// Bounds what has been written and not been sent, so that of several lanes each takes what its link can carry. 0: as
+// the kernel does by itself.
 void KeepLittleUnsent(const Socket& socket, int bytes);
+
+// How a connection controls its rate: takes the kernel's algorithm of that name, if this process may; and its name.
+bool TakeCongestionControl(const Socket& socket, const std::string& name);
+std::string CongestionControlOf(const Socket& socket);
+// What the kernel has seen of it; all zeros if it does not say.
+LineSample SampleOf(const Socket& socket);
 
 // Since the peer's kernel was last heard of on a connection, which may have ended since.
 double SecondsSinceAnswer(const Socket& socket);
