@@ -182,6 +182,7 @@ std::string Frame::Encode() const {
       encoder.Unsigned(count);
       encoder.Unsigned(static_cast<uint64_t>(last));
       encoder.Unsigned(static_cast<uint64_t>(std::clamp<Nanoseconds>(gap, 0, kMaxMilliseconds)));
+      encoder.Text(text);
       break;
     case FrameType::kHalt:
     case FrameType::kHalted:
@@ -253,6 +254,7 @@ bool Frame::Decode(const std::string& bytes, Frame* frame) {
       frame->count = decoder.Unsigned();
       frame->last = static_cast<int>(decoder.AtMost(kMaxMembers));
       frame->gap = static_cast<Nanoseconds>(decoder.AtMost(kMaxMilliseconds));
+      frame->text = decoder.Text();
       break;
     case FrameType::kHalt:
     case FrameType::kHalted:

@@ -66,10 +66,11 @@ struct Frame {
   int resent = 0;                      // kReady: how many of them answer a kResend
   std::vector<Refusal> refusals;       // kReady
   std::vector<Verdict> verdicts;       // kVerdicts
-  std::string text;                    // kAbort, kStalled, kDecline; kOffer: the tensor's bytes
-  bool flag = false;                   // kGoodbye, kAllGoodbye, kBeat, kOffer
-  uint64_t milliseconds = 0;           // kLongPhase
-  uint32_t schedule = 0;               // kReady: the last one that the member has begun; kSchedule .. kHalted: which
+  // kAbort, kStalled, kDecline; kOffer: the tensor's bytes; kPromise: contributions that go ahead (ahead.h)
+  std::string text;
+  bool flag = false;          // kGoodbye, kAllGoodbye, kBeat, kOffer
+  uint64_t milliseconds = 0;  // kLongPhase
+  uint32_t schedule = 0;      // kReady: the last one that the member has begun; kSchedule .. kHalted: which
   std::vector<std::vector<ResponseCache::Id>> cycle;  // kSchedule
   // kPromise, kHalt, kHalted: batches; kOffer .. kDecline: the offer's number; kTaken: bytes
   uint64_t count = 0;

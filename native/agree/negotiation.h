@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "agree/ahead.h"
 #include "agree/frame.h"
 #include "agree/promises.h"
 #include "agree/request.h"
@@ -48,11 +49,14 @@ namespace effect {
 struct Send {
   int member;
   Frame frame;
+  std::vector<PromisedBatch> ahead = {};  // kPromise: those whose contributions shall go with it
 };
 struct Execute {  // run these as one batch; joined: by member
   std::vector<Response> responses;
   std::vector<bool> joined;
   bool scheduled = false;  // no verdict said so
+  uint32_t schedule = 0;   // if it is: of which, and its number there
+  uint64_t batch = 0;
 };
 struct Promise {  // write it into the host's memory, and then look at what the others have there: event::Seen
   PromiseSign sign;

@@ -96,6 +96,7 @@ class Negotiator final : private OwnMember {
   void KeepSchedule(Nanoseconds now, Effects* effects);
   void ShowPromise(Nanoseconds now, Effects* effects);
   void PassPromises(Effects* effects);
+  std::vector<PromisedBatch> BatchesAhead(uint64_t begin, uint64_t end) const;
   void StartAgreed(Nanoseconds now, uint64_t agreed, Effects* effects);
   void StartScheduled(Nanoseconds now, Effects* effects);
   void HearPromise(Nanoseconds now, int member, const Frame& frame, Effects* effects);

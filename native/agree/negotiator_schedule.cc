@@ -93,8 +93,22 @@ void Negotiator::PassPromises(Effects* effects) {
     const LastPromise last = promises_.LastBelow(told.count);
     frame.last = last.member;
     frame.gap = last.at - last.before;
-    effects->emplace_back(effect::Send{told.member, std::move(frame)});
+    effects->emplace_back(effect::Send{told.member, std::move(frame), BatchesAhead(told.before, told.count)});
   }
+}
+
+// Of those that are promised by this frame, the ones that a contribution goes ahead of.
+std::vector<PromisedBatch> Negotiator::BatchesAhead(uint64_t begin, uint64_t end) const {
+  std::vector<PromisedBatch> batches;
+  if (options_.member_count() != 2 || promises_.one_host() || schedule_->frozen()) return batches;
+  for (uint64_t number = begin; number < end; ++number) {
+    std::vector<const Response*> responses;
+    for (ResponseCache::Id id : schedule_->batch(number)) responses.push_back(cache_.Find(id));
+    if (!GoesAhead(responses)) continue;
+    batches.push_back({number, {}});
+    for (const Response* response : responses) batches.back().responses.push_back(*response);
+  }
+  return batches;
 }
 
 void Negotiator::StartAgreed(Nanoseconds now, uint64_t agreed, Effects* effects) {
@@ -111,6 +125,8 @@ void Negotiator::StartScheduled(Nanoseconds now, Effects* effects) {
   const LastPromise last = promises_.TakeLast();
   effect::Execute execute;
   execute.scheduled = true;
+  execute.schedule = schedule_->number();
+  execute.batch = schedule_->started();
   execute.joined.resize(options_.members.size(), false);
   for (ResponseCache::Id id : schedule_->StartNext(now)) {
     const Response& response = *cache_.Find(id);

@@ -71,8 +71,8 @@ std::vector<Promises::Told> Promises::TakeNews() {
     for (const Neighbour& other : neighbours_)
       if (other.member != told.member) count = std::min(count, Theirs(other));
     if (count <= told.told) continue;
+    news.push_back({told.member, count, told.told});
     told.told = count;
-    news.push_back({told.member, count});
   }
   return news;
 }

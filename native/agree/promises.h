@@ -57,7 +57,7 @@ class Promises {
   uint64_t agreed() const { return agreed_; }                // the least of all
   struct Told {
     int member;
-    uint64_t count;
+    uint64_t count, before;  // the latter was told before
   };
   // What neighbours have to be told by now. Each once.
   std::vector<Told> TakeNews();

@@ -69,6 +69,7 @@ class BatchSchedule {
   bool Promise(Nanoseconds now);
   uint64_t promised() const { return promised_; }
   uint64_t started() const { return started_; }
+  const std::vector<ResponseCache::Id>& batch(uint64_t number) const { return cycle_[PlaceOf(number)]; }
   // The next batch, which starts here.
   const std::vector<ResponseCache::Id>& StartNext(Nanoseconds now);
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "collectives/ahead.h"
 #include "collectives/residuals.h"
 #include "kernels/codec.h"
 #include "kernels/reduce.h"
@@ -40,6 +41,7 @@ struct Batch {
   int root = 0;                 // member
   std::vector<bool> joined;     // by member: takes part without a contribution
   std::vector<BatchTensor> tensors;
+  Ahead ahead;  // of what goes to all hosts as it is
 
   DType wire() const { return codec->Wire(dtype); }
 };

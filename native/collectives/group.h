@@ -29,6 +29,7 @@ struct Group {
       0;  // below 2 * kMaxGroups; unlike the id it is used again, and no two process sets have it at the same time
   Topology topology;
   WindowGeometry geometry;
+  bool far = false;              // its hosts: a step of a ring costs more than twice the additions
   Window window;                 // mapped at the first operation
   std::vector<Doorbell*> peers;  // of the other members on this host
   Wire* wire = nullptr;

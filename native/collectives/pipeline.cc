@@ -111,7 +111,12 @@ bool Pipeline::TryReduce() {
 }
 
 void Pipeline::StartRing(const Chunk& chunk, char* result) {
-  passes_[reduced_ % passes_.size()]->Start(result, chunk, ring_, reduced_);
+  const char* ahead = nullptr;
+  if (batch_.ahead.came) {
+    ahead = batch_.ahead.contribution.data() + ahead_taken_;
+    for (const Cell& cell : chunk.cells) ahead_taken_ += cell.bytes;
+  }
+  passes_[reduced_ % passes_.size()]->Start(result, chunk, ring_, reduced_, ahead);
 }
 
 Status Pipeline::TryRing(bool* moved) {

@@ -83,6 +83,8 @@ class Pipeline : public Task {
   // Least values of the peers' counters that were last seen: most checks need not look at shared memory.
   uint64_t peers_packed_ = 0, peers_reduced_ = 0, peers_published_ = 0, peers_consumed_ = 0;
 
+  size_t ahead_taken_ = 0;  // bytes of what came ahead
+
   std::vector<Chunk> in_flight_;
   std::vector<std::unique_ptr<RingPass>> passes_;  // by result slot
   std::vector<const void*> sources_;               // of one reduction; kept to save allocating it

@@ -26,6 +26,7 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
       reduces_(Find(batch.operation)->reduces),
       gathers_(ReceivesAll(Find(batch.operation)->layout)),
       direct_(!batch.codec->PartialSums(batch.dtype)),
+      sent_ahead_(batch.ahead.sent),
       scaling_(ScalingOfLast(batch)),
       hosts_(group->topology.host_count()),
       me_(group->topology.my_host()),
@@ -33,11 +34,13 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
 
 int RingPass::Host(int distance) const { return ((me_ + distance) % hosts_ + hosts_) % hosts_; }
 
-void RingPass::Start(char* slot, const Chunk& chunk, int ring, uint64_t number) {
+void RingPass::Start(char* slot, const Chunk& chunk, int ring, uint64_t number, const char* ahead) {
+  ahead_ = ahead;
   tag_ = group_->Tag(number);
   started_ = Now();
   image_.Take(slot, chunk, ring, hosts_);
-  const bool whole = reduces_ && gathers_ && image_.plain() && image_.total() * (hosts_ - 1) <= kMostOfWhole;
+  const bool whole = reduces_ && gathers_ && image_.plain() &&
+                     (image_.total() * (hosts_ - 1) <= kMostOfWhole || (group_->far && hosts_ == 2));
   Enter(whole ? Phase::kWhole : !reduces_ ? Phase::kGatherStep : direct_ ? Phase::kDirectReduce : Phase::kReduceStep);
 }
 
@@ -133,7 +136,11 @@ Status RingPass::ReceiveFromAll(size_t bytes) {
 }
 
 Status RingPass::StartWhole() {
-  RT_TRY(ReceiveFromAll(image_.total()));
+  if (ahead_ == nullptr)
+    RT_TRY(ReceiveFromAll(image_.total()));
+  else
+    incoming_.assign(ahead_, ahead_ + image_.total());
+  if (sent_ahead_) return {};
   for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), image_.at(0), image_.total()));
   return {};
 }

@@ -16,8 +16,12 @@
 // 16-bit floats do not travel as partial sums, which would round at each host: every host's sum goes straight to the
 // part's host, is added there in float32 in host order, and is rounded once. The bytes are the same.
 //
-// A small chunk goes to all hosts as it is, in one step: its time is that of the steps, not of the bytes. Each host
+// A small chunk goes to all hosts as it is, in one step: its time is that of the steps, not of the bytes. Between two
+// hosts that are far from each other a large one does, too: the bytes are the same, and it crosses once. Each host
 // then does what all of them do above, on the same operands in the same order: the bits are the same.
+//
+// Of a batch that is smaller still what this host contributes may have gone ahead of it, and what the other does may
+// have come: then there is nothing to send, or to receive.
 //
 // A compressed batch travels as an image of the slot (image.h), in the same way. Each host's sum is encoded into it,
 // the part's host's own too, the average is taken before the sum is encoded, and all hosts decode the same bits; the
@@ -40,8 +44,8 @@ class RingPass {
   RingPass(Group* group, std::vector<int> leaders, const Batch& batch);
 
   // Starts with the cells of `ring` of a chunk, which lie in `slot`: it is the pass's until it is done. number: the
-  // chunk's, in the window's sequence.
-  void Start(char* slot, const Chunk& chunk, int ring, uint64_t number);
+  // chunk's, in the window's sequence. ahead: what has come of it before from the other host, else nullptr.
+  void Start(char* slot, const Chunk& chunk, int ring, uint64_t number, const char* ahead);
   Status Advance(bool* moved);
   bool done() const { return phase_ == Phase::kDone; }
   // Time from the start to the end of the pass, for the timeline.
@@ -71,10 +75,12 @@ class RingPass {
   const std::vector<int> leaders_;  // member by host
   const bool reduces_, gathers_;    // which of the two halves there are
   const bool direct_;               // partial sums do not travel
+  const bool sent_ahead_;           // by this host
   const Scaling scaling_;           // of the last addition
   const int hosts_, me_;
 
   Image image_;  // what travels
+  const char* ahead_ = nullptr;
   int tag_ = 0;
   Phase phase_ = Phase::kDone;
   int step_ = 0;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/decimal.h"
+#include "collectives/contribution.h"
 #include "collectives/rows.h"
 #include "run/output_memory.h"
 
@@ -53,13 +54,14 @@ double LinkShare(Operation operation, int members) {
 }  // namespace
 
 Execution::Execution(const World& world, const Books& books, Residuals* residuals, Group* group,
-                     effect::Execute execute)
+                     effect::Execute execute, Ahead ahead)
     : world_(world),
       books_(books),
       group_(group),
       responses_(std::move(execute.responses)),
       joined_(std::move(execute.joined)),
       agreed_(Now()),
+      ahead_(std::move(ahead)),
       feedback_(*group, residuals, books.log) {
   lacks_.resize(responses_.size());
   for (const Response& response : responses_) {
@@ -79,9 +81,35 @@ Status Execution::Prepare(Plane* plane) {
   return MakeTasks(plane);
 }
 
+Status Execution::TakeAhead() {
+  if (!ahead_.sent && !ahead_.came) return {};
+  size_t bytes = 0;
+  for (const BatchTensor& tensor : batches_[0].tensors) bytes += tensor.bytes;
+  if (ahead_.came && ahead_.contribution.size() != bytes)
+    return Status::Internal(Subject() + ": what came with a promise must have " + std::to_string(bytes) +
+                            " bytes, but has " + std::to_string(ahead_.contribution.size()) +
+                            ". Run the same ringtrain on all ranks.");
+  batches_[0].ahead = std::move(ahead_);
+  return {};
+}
+
+bool Execution::Contribute(std::string* contribution) {
+  for (size_t index = 0; index < responses_.size(); ++index) {
+    if (submissions_[index] == nullptr) return false;
+    for (size_t place = 0; place < responses_[index].request.tensors.size(); ++place) {
+      BatchTensor tensor = Describe(responses_[index], place);
+      tensor.input = static_cast<const char*>(submissions_[index]->inputs[place]);
+      BatchFor(responses_[index], place).tensors.push_back(std::move(tensor));
+    }
+  }
+  *contribution = ContributionOf(batches_[0], *group_);
+  return true;
+}
+
 Status Execution::MakeTasks(Plane* plane) {
   const bool observed = books_.timeline->enabled();
   if (observed) observed_.resize(responses_.size());
+  RT_TRY(TakeAhead());
   if (plane == nullptr) {
     for (Batch& batch : batches_) tasks_.push_back(MakeTask(std::move(batch), group_, observed ? this : nullptr));
     return {};

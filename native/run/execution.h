@@ -18,7 +18,12 @@ namespace ringtrain {
 
 class Execution : public StageObserver {
  public:
-  Execution(const World& world, const Books& books, Residuals* residuals, Group* group, effect::Execute execute);
+  // ahead: what the members of a set on two hosts have sent each other before it.
+  Execution(const World& world, const Books& books, Residuals* residuals, Group* group, effect::Execute execute,
+            Ahead ahead = {});
+
+  // Of one that will not be carried out: what this rank contributes. False if its operations have ended meanwhile.
+  bool Contribute(std::string* contribution);
 
   // The GPUs of the members, -1 for one that has joined; empty for host memory.
   const std::vector<int64_t>& devices() const { return responses_[0].devices; }
@@ -68,6 +73,7 @@ class Execution : public StageObserver {
   bool CanDrop(const Request& request) const;
   double Counts(const Batch& batch) const;
   Status MakeTasks(Plane* plane);
+  Status TakeAhead();
   Status AdvanceTasks(bool* moved);
   Status CheckTime(Nanoseconds begin) const;
   void CallBack(const Status& status);
@@ -82,6 +88,7 @@ class Execution : public StageObserver {
   const std::vector<Response> responses_;
   const std::vector<bool> joined_;
   const Nanoseconds agreed_;
+  Ahead ahead_;                                           // until the tasks are made
   std::vector<std::shared_ptr<Submission>> submissions_;  // by response; nullptr if this rank has joined
   std::vector<Status> lacks_;                             // by response: why this rank has no output
   std::shared_ptr<Device> device_;

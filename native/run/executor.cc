@@ -12,6 +12,8 @@ namespace {
 // Batches of one process set that are advanced at the same time; the next one packs while the first one's tail is on
 // its way.
 constexpr size_t kOverlap = 2;
+// From this round trip on.
+constexpr Nanoseconds kFarHosts = 5 * INT64_C(1000000);
 
 }  // namespace
 
@@ -27,6 +29,7 @@ void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>
   group.lane = lane_number;
   group.topology = TopologyFor(world_, books_.options, members);
   group.geometry = GeometryFor(group.topology, books_.options);
+  group.far = world_.round_trip >= kFarHosts;
   group.wire = &wire_;
   group.counters = books_.counters;
   for (int member : group.topology.locals())
@@ -59,10 +62,33 @@ Status Executor::MapWindow(Lane* lane) {
   return {};
 }
 
+void Executor::SendAhead(const std::vector<PromisedBatch>& batches, Frame* promise) {
+  const auto lane = lanes_.find(promise->process_set);
+  if (lane == lanes_.end()) return;
+  Group& group = lane->second.group;
+  for (const PromisedBatch& batch : batches) {
+    effect::Execute execute;
+    execute.responses = batch.responses;
+    execute.joined.resize(group.topology.members.size(), false);
+    std::string contribution;
+    if (!Execution(world_, books_, residuals_, &group, std::move(execute)).Contribute(&contribution)) continue;
+    lane->second.ahead.Send(promise->schedule, batch.number, contribution, &promise->text);
+    books_.counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(contribution.size()));
+  }
+}
+
+bool Executor::ReceiveAhead(const Frame& promise) {
+  const auto lane = lanes_.find(promise.process_set);
+  return lane == lanes_.end() || lane->second.ahead.Receive(promise.schedule, promise.text);
+}
+
 Status Executor::Start(int process_set, effect::Execute execute) {
   Lane& lane = lanes_.at(process_set);
   if (!lane.group.window.mapped()) RT_TRY(MapWindow(&lane));
-  lane.executions.push_back(std::make_unique<Execution>(world_, books_, residuals_, &lane.group, std::move(execute)));
+  Ahead ahead;
+  if (execute.scheduled) ahead = lane.ahead.Take(execute.schedule, execute.batch);
+  lane.executions.push_back(
+      std::make_unique<Execution>(world_, books_, residuals_, &lane.group, std::move(execute), std::move(ahead)));
   lane.executions.back()->Number(&lane.agreed);
   ++under_way_;
   if (!lane.executions.back()->devices().empty()) ++on_devices_;

@@ -21,6 +21,11 @@ class Executor {
   void AddGroup(int process_set, int lane, const std::vector<int>& members);
   void RemoveGroup(int process_set);
 
+  // Has what this rank contributes to these batches go with a promise; and takes what has come with one, which is false
+  // if that cannot be read.
+  void SendAhead(const std::vector<PromisedBatch>& batches, Frame* promise);
+  bool ReceiveAhead(const Frame& promise);
+
   // Starts a batch of data operations. Those of a process set begin, and take their shares of its window, in the order
   // of the calls.
   Status Start(int process_set, effect::Execute execute);
@@ -39,6 +44,7 @@ class Executor {
     Group group;
     std::unique_ptr<HostMemory> alone;  // memory of a group whose only member on this host is this rank
     LaunchOrder launches;
+    AheadOf ahead;
     std::map<Devices, std::unique_ptr<Plane>> planes;
     std::deque<std::unique_ptr<Execution>> executions;
     uint64_t agreed = 0;                              // operations so far, the same on all members

@@ -171,6 +171,10 @@ bool RankLoop::TakeMail(bool* moved) {
       return true;
     }
     *moved |= frame.type != FrameType::kBeat;  // which is no reason to stay awake
+    if (frame.epoch == world_.epoch && frame.type == FrameType::kPromise && !executor_.ReceiveAhead(frame)) {
+      Abort(Status::Internal("a promise of rank " + std::to_string(from) + " cannot be read."));
+      return true;
+    }
     if (frame.epoch != world_.epoch)
       books_.counters->Add(Counter::kStaleFrames, 1);
     else if (PointToPoint::Takes(frame))
@@ -266,6 +270,11 @@ void RankLoop::CarryOut() {
     carried_out_.clear();
     RemoveProcessSets();
   }
+}
+
+void RankLoop::CarryOut(rank_effect::Send& send) {
+  if (!send.ahead.empty()) executor_.SendAhead(send.ahead, &send.frame);
+  SendFrame(send.rank, std::move(send.frame));
 }
 
 void RankLoop::CarryOut(rank_effect::Start& start) {

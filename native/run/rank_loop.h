@@ -100,7 +100,7 @@ class RankLoop {
   // In order; what follows from one of the effects comes behind those that were decided before. So the functions for
   // one effect append to effects_ and do not call this.
   void CarryOut();
-  void CarryOut(rank_effect::Send& send) { SendFrame(send.rank, std::move(send.frame)); }
+  void CarryOut(rank_effect::Send& send);
   void CarryOut(rank_effect::Start& start);
   void CarryOut(rank_effect::Promise& promise);
   void CarryOut(rank_effect::Finish& finish);

@@ -166,7 +166,7 @@ void Protocol::Follow(Nanoseconds now, int process_set, Effects* from, RankEffec
 }
 
 void Protocol::Follow(Nanoseconds, int process_set, effect::Send& send, RankEffects* effects) {
-  effects->push_back(rank_effect::Send{RankOf(process_set, send.member), std::move(send.frame)});
+  effects->push_back(rank_effect::Send{RankOf(process_set, send.member), std::move(send.frame), std::move(send.ahead)});
 }
 
 void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects) {

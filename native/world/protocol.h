@@ -31,6 +31,7 @@ namespace rank_effect {
 struct Send {
   int rank;
   Frame frame;
+  std::vector<PromisedBatch> ahead = {};  // whose contributions of this rank go with it
 };
 struct Start {  // a batch of data; Protocol::BatchFinished follows. Not once the world has ended
   int process_set;

@@ -41,6 +41,7 @@ from priority import give_way
 PROTOCOL = [
     "base/decimal.cc",
     "collectives/rows.cc",
+    "agree/ahead.cc",
     "agree/arbiter.cc",
     "agree/entry.cc",
     "agree/frame.cc",

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "check.h"
+#include "collectives/contribution.h"
 #include "collectives/group.h"
 #include "meeting.h"
 #include "six_bits.h"
@@ -120,6 +121,7 @@ struct Exchange {
   Batch batch;
   std::vector<std::vector<Bytes8>> inputs, outputs;  // by member and tensor
   std::vector<std::vector<Bytes8>> expected;         // the same; empty where only bits are compared
+  std::vector<Ahead> ahead;                          // by member; empty: nothing has gone before
 };
 
 Bytes8 RandomBytes(Random* random, DType dtype, size_t bytes) {
@@ -225,6 +227,15 @@ Exchange RandomExchange(Random* random, int members, Operation operation, DType 
   return exchange;
 }
 
+void AddFloats(Random* random, size_t count, Exchange* exchange) {
+  BatchTensor tensor;
+  tensor.bytes = count * sizeof(float);
+  exchange->batch.tensors.push_back(tensor);
+  for (std::vector<Bytes8>& of_member : exchange->inputs)
+    of_member.push_back(RandomBytes(random, DType::kFloat32, tensor.bytes));
+  for (std::vector<Bytes8>& of_member : exchange->outputs) of_member.emplace_back(tensor.bytes);
+}
+
 // Of the rows that each has for each what concerns this member.
 void TakeOwnRows(const Topology& topology, int member, BatchTensor* tensor) {
   const std::vector<int64_t> all = tensor->rows;
@@ -249,6 +260,7 @@ Batch BatchOf(Exchange* exchange, int member, const Topology& topology, Residual
     batch.tensors[tensor].input = exchange->inputs[member][tensor].data();
     batch.tensors[tensor].output = exchange->outputs[member][tensor].data();
   }
+  if (!exchange->ahead.empty()) batch.ahead = exchange->ahead[static_cast<size_t>(member)];
   return batch;
 }
 
@@ -401,6 +413,57 @@ RT_TEST(bits_do_not_depend_on_the_interleaving) {
       if (once[index].batch.operation == Operation::kAllreduce)
         for (const std::vector<Bytes8>& output : once[index].outputs) RT_REQUIRE(output == once[index].outputs[0]);
     }
+  }
+}
+
+// Two hosts that are far apart send each other all they have, so that it crosses once: as many bytes, the same bits.
+RT_TEST(hosts_that_are_far_apart_get_the_bits_of_near_ones) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    Random random(seed);
+    static const std::vector<std::vector<int>> layouts = {{1, 1}, {2, 2}, {1, 3}, {1, 1, 1}};
+    const std::vector<int>& layout = layouts[seed % layouts.size()];
+    const size_t chunk_bytes = 40000 + Pick(&random, 200000);
+    Members near(layout, chunk_bytes), far(layout, chunk_bytes);
+    for (int member = 0; member < far.size(); ++member) far[member].group.far = true;
+    std::vector<Exchange> once = {RandomExchange(&random, near.size(), Operation::kAllreduce, DType::kFloat32)};
+    AddFloats(&random, 30000 + static_cast<size_t>(Pick(&random, 30000)), &once[0]);
+    std::vector<Exchange> again = once;
+    Perform(near, &once, &random);
+    Perform(far, &again, &random);
+    RT_REQUIRE(once[0].outputs == again[0].outputs);
+    for (int member = 0; member < far.size(); ++member)
+      RT_CHECK_EQ(far[member].wire_bytes(), near[member].wire_bytes());
+  }
+}
+
+RT_TEST(what_has_gone_ahead_travels_once_and_gives_the_same_bits) {
+  for (int sent = 0; sent < 4; ++sent) {
+    Random random(11);
+    Exchange exchange;
+    exchange.batch.dtype = DType::kFloat32;
+    exchange.batch.reduction = Reduction::kAverage;
+    exchange.batch.scaling.prescale = 0.3;
+    exchange.batch.scaling.divisor = 2;
+    exchange.batch.joined.resize(2);
+    exchange.inputs.resize(2);
+    exchange.outputs.resize(2);
+    AddFloats(&random, 301, &exchange);
+    AddFloats(&random, 100, &exchange);
+    std::vector<Exchange> once = {exchange}, again = {exchange};
+    Members members({1, 1}, 0), others({1, 1}, 0);
+    Perform(members, &once, &random);
+    again[0].ahead.resize(2);
+    for (int from : {0, 1}) {
+      if ((sent >> from & 1) == 0) continue;
+      Ahead& to = again[0].ahead[static_cast<size_t>(1 - from)];
+      to.contribution =
+          ContributionOf(BatchOf(&again[0], from, others[from].group.topology, nullptr), others[from].group);
+      to.came = again[0].ahead[static_cast<size_t>(from)].sent = true;
+    }
+    Perform(others, &again, &random);
+    RT_REQUIRE(once[0].outputs == again[0].outputs);
+    for (int from : {0, 1})
+      RT_CHECK_EQ(others[from].wire_bytes(), (sent >> from & 1) == 1 ? 0 : members[from].wire_bytes());
   }
 }
 

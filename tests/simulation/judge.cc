@@ -140,6 +140,23 @@ void Judge::Executed(int rank, int set, const effect::Execute& execute, const st
     Violate(std::to_string(member.under_way) + " batches of set " + std::to_string(set) + " are under way");
 }
 
+std::string Judge::ContributionOf(int rank, int set, const std::vector<Response>& responses) const {
+  std::string text;
+  for (const Response& response : responses)
+    text += std::to_string(TurnOf(rank, set, response.request.name).number) + " ";
+  return text;
+}
+
+// Else one of the two would wait for what is not sent, or add what belongs to another step.
+void Judge::WentAhead(int rank, int set, const effect::Execute& execute, const Ahead& ahead) {
+  const std::string subject = execute.responses[0].request.Subject() + " in set " + std::to_string(set);
+  if (ahead.came && ahead.contribution != ContributionOf(rank, set, execute.responses))
+    Violate(RankText(rank) + " begins " + subject + " with a contribution of another turn");
+  const auto [others, first] = ahead_.insert({{set, execute.schedule, execute.batch}, ahead});
+  if (!first && (others->second.sent != ahead.came || others->second.came != ahead.sent))
+    Violate(RankText(rank) + " begins " + subject + " with another view of what went ahead than its peer");
+}
+
 // By its place in the order of the set; but a removal by its turn, since a rank may have to hold it back.
 Judge::Batch* Judge::BatchOf(int set, const effect::Execute& execute, Member* member) {
   const Request& first = execute.responses[0].request;

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,10 @@ class Judge {
   // What a rank does and is told. Process sets by their real ids.
   void Submitted(int rank, int set, const Turn& turn, const Request& request);
   void Executed(int rank, int set, const effect::Execute& execute, const std::vector<int>& members);
+  // What a rank contributes to a batch, as a text: which turns it has submitted.
+  std::string ContributionOf(int rank, int set, const std::vector<Response>& responses) const;
+  // What it has sent ahead of a batch that it begins, and what has come.
+  void WentAhead(int rank, int set, const effect::Execute& execute, const Ahead& ahead);
   void Finished(int rank, int set, const effect::Execute& execute);
   void Failed(int rank, int set, const std::string& name, const Status& status);
   void Warned(int rank, const std::string& text);
@@ -84,16 +89,17 @@ class Judge {
   const Plan& plan_;
   const bool never_evicts_;
   std::string violation_;
-  std::map<std::pair<int, int>, Member> members_;      // by (rank, set)
-  std::map<int, std::vector<Batch>> batches_;          // by set, in the order of the first rank to run them
-  std::map<int, std::string> failures_;                // by turn: the text that everyone must get
-  std::map<int, int> warnings_;                        // by turn
-  std::set<std::pair<int, int>> done_;                 // (rank, turn)
-  std::map<int, Batch> removals_;                      // of process sets, by turn
-  std::vector<std::pair<Fault, Nanoseconds>> struck_;  // deadly faults, and when
-  std::set<std::string> fitting_causes_;               // to any of them
-  std::map<int, std::string> causes_;                  // by host: why its ranks have ended
-  std::set<int> ended_;                                // ranks that the world's end, or their own, has reached
+  std::map<std::pair<int, int>, Member> members_;               // by (rank, set)
+  std::map<int, std::vector<Batch>> batches_;                   // by set, in the order of the first rank to run them
+  std::map<std::tuple<int, uint32_t, uint64_t>, Ahead> ahead_;  // by set, schedule, batch: of the first to begin it
+  std::map<int, std::string> failures_;                         // by turn: the text that everyone must get
+  std::map<int, int> warnings_;                                 // by turn
+  std::set<std::pair<int, int>> done_;                          // (rank, turn)
+  std::map<int, Batch> removals_;                               // of process sets, by turn
+  std::vector<std::pair<Fault, Nanoseconds>> struck_;           // deadly faults, and when
+  std::set<std::string> fitting_causes_;                        // to any of them
+  std::map<int, std::string> causes_;                           // by host: why its ranks have ended
+  std::set<int> ended_;                                         // ranks that the world's end, or their own, has reached
 };
 
 }  // namespace simulation

@@ -274,6 +274,9 @@ void SimulatedRank::TakeMail() {
     Frame frame;
     if (!Frame::Decode(bytes, &frame))
       return judge_->Violate("a frame from rank " + std::to_string(from) + " cannot be decoded");
+    if (frame.type == FrameType::kPromise && sets_.count(frame.process_set) > 0 &&
+        !sets_.at(frame.process_set).ahead.Receive(frame.schedule, frame.text))
+      return judge_->Violate("what a promise of rank " + std::to_string(from) + " carries cannot be decoded");
     protocol_.Arrived(clock(), from, std::move(frame), &effects_);
     CarryOut();
   }
@@ -352,6 +355,9 @@ void SimulatedRank::CarryOut() {
 
 void SimulatedRank::CarryOut(rank_effect::Send& send) {
   auto set = sets_.find(send.frame.process_set);
+  for (const PromisedBatch& batch : send.ahead)
+    set->second.ahead.Send(send.frame.schedule, batch.number,
+                           judge_->ContributionOf(rank_, send.frame.process_set, batch.responses), &send.frame.text);
   if (set != sets_.end())
     judge_->Sent(rank_, send.frame, set->second.members[0] == rank_, set->second.members[0] == send.rank);
   surroundings_->Send(rank_, send.rank, send.frame);
@@ -361,6 +367,8 @@ void SimulatedRank::CarryOut(rank_effect::Start& start) {
   if (protocol_.aborted()) return;
   Set& set = sets_.at(start.process_set);
   judge_->Executed(rank_, start.process_set, start.batch, set.members);
+  if (start.batch.scheduled)
+    judge_->WentAhead(rank_, start.process_set, start.batch, set.ahead.Take(start.batch.schedule, start.batch.batch));
   if (!judge_->violation().empty()) return;
   set.running.push_back(start.batch);
   surroundings_->BeginBatch(rank_, start.process_set, set.batches++, set.members);

@@ -80,6 +80,7 @@ class SimulatedRank {
     std::vector<int> members;
     size_t batches = 0;
     std::deque<effect::Execute> running;
+    AheadOf ahead;
   };
 
   void MakeProgram();
