@@ -28,7 +28,6 @@ NEGOTIATOR, ARBITER, UNDELIVERED = AGREE + "negotiator.cc", AGREE + "arbiter.cc"
 MATCH, FUSION = AGREE + "match.cc", AGREE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = AGREE + "request.cc", WORLD + "liveness.cc", WORLD + "protocol.cc"
 STALLS = AGREE + "stall_watch.cc"
-AHEAD = AGREE + "ahead.cc"
 SCHEDULE, PROMISES, SCHEDULED = AGREE + "schedule.cc", AGREE + "promises.cc", AGREE + "negotiator_schedule.cc"
 MUTANTS = [
     # Who has to be there
@@ -358,18 +357,6 @@ MUTANTS = [
         SCHEDULED,
         "for (const std::string& name : NamesOfMine()) TakeIntoSchedule(now, mine_[name], effects);",
         ";",
-    ),
-    Mutant(
-        "contributions go with a promise that a schedule's end may come before",
-        SCHEDULED,
-        "promises_.one_host() || schedule_->frozen()",
-        "promises_.one_host()",
-    ),
-    Mutant(
-        "what went ahead for another schedule counts",
-        AHEAD,
-        "batches_.find({schedule, batch})",
-        "std::find_if(batches_.begin(), batches_.end(), [&](const auto& each) { return each.first.second == batch; })",
     ),
     Mutant("what was announced before a schedule counts", NEGOTIATOR, "IsStale(ready.schedule)", "false"),
     Mutant("a goodbye overtakes what comes back from a schedule", SCHEDULED, "  ++ready_.resent;", ";"),
