@@ -14,6 +14,7 @@ import pytest
 import torch
 from environments import python_with_trainers, rank_environment
 
+import ringtrain.torch
 from ringtrain._binding import tables
 from ringtrain.testing import World
 
@@ -92,9 +93,12 @@ def test_ranks_and_threads(capsys):
 
 
 def test_unequal_machines() -> None:
-    first, second = run_on_two_ranks(*blocks("unequal-machines.md", "python"), page="unequal-machines.md")
+    whole, bounds, by_cost = blocks("unequal-machines.md", "python")
+    first, second = run_on_two_ranks(whole, bounds, page="unequal-machines.md")
     assert_replicas_equal(first, second)
     assert first["state"].epoch == 2
+    with World(1) as world:  # where a rank shares a batch with nobody; with others it wants a constant batch
+        world.run(lambda _: exec(by_cost, {"hvd": ringtrain.torch, "data": first["data"]}))
 
 
 def test_unequal_batches() -> None:
