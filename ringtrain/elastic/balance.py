@@ -55,6 +55,7 @@ class ShareRules(NamedTuple):
 
 def costs_of(found: np.ndarray) -> np.ndarray:
     """As `ShareRules` has them, of numbers above 0."""
+    found = found / found.max()  # whose sum may be too large for a float
     return np.maximum(1, np.rint(found * (AVERAGE_COST / found.mean()))).astype(np.int64)
 
 
@@ -129,7 +130,8 @@ def shares(speeds: Sequence[float], batch: int, most: Sequence[int] = (), multip
         multiple_of: of what all shares are multiples, unless there are fewer such than ranks.
 
     Raises:
-        InvalidArgumentError: the ranks may have fewer samples together than a batch has, or it is no such multiple.
+        InvalidArgumentError: the ranks may have fewer samples together than a batch has, or one less than a multiple, or the
+            batch is no such multiple.
     """
     if batch % multiple_of:
         raise InvalidArgumentError(
@@ -143,8 +145,8 @@ def shares(speeds: Sequence[float], batch: int, most: Sequence[int] = (), multip
         return equal_shares(batch, len(speeds))
     known = [speed for speed in speeds if speed > 0] or [1.0]
     speeds = [speed if speed > 0 else sum(known) / len(known) for speed in speeds]
-    room = [max(1, limit // multiple_of) if limit else units for limit in most or [0] * len(speeds)]
-    if sum(room) < units:
+    room = [limit // multiple_of if limit else units for limit in most or [0] * len(speeds)]
+    if sum(room) < units or min(room) == 0:
         raise InvalidArgumentError(_too_little_room(batch, most, multiple_of))
     return [multiple_of * each for each in _dealt(speeds, units, room)]
 
@@ -178,10 +180,10 @@ def _ideal(speeds: Sequence[float], units: float, room: Sequence[int]) -> list[f
 
 
 def _too_little_room(batch: int, most: Sequence[int], multiple_of: int) -> str:
-    in_multiples = f", in multiples of {multiple_of}" if multiple_of > 1 else ""
+    in_multiples = f", in multiples of {multiple_of}, one at least" if multiple_of > 1 else ""
     return (
-        f"--batch balanced: the shares of all ranks must hold a batch of {batch} samples, but most= allows "
-        f"{' + '.join(str(limit or 'any') for limit in most)}{in_multiples}. Lower batch_size, raise most=, or raise the MIN of -np."
+        f"--batch balanced: the shares of all ranks must hold a batch of {batch} samples{in_multiples}, but most= allows "
+        f"{' + '.join(str(limit or 'any') for limit in most)}. Lower batch_size or multiple_of, raise most=, or raise the MIN of -np."
     )
 
 

@@ -4,6 +4,7 @@
 lost when some ranks have decided and others have not: who has drawn by new shares tells them when they meet in the next one.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -28,8 +29,11 @@ def share_rules(
     """What a sampler of so many samples is told of its shares.
 
     Raises:
+        TypeError: what is no whole number.
         InvalidArgumentError: numbers below 1, or rules that this job's shares cannot follow.
     """
+    most = None if most is None else _whole(sampler, "most", most)
+    multiple_of = _whole(sampler, "multiple_of", multiple_of)
     if (most is not None and most < 1) or multiple_of < 1:
         raise InvalidArgumentError(
             f"{sampler}: most and multiple_of must be 1 at least, but are {most} and {multiple_of}. Give numbers of samples."
@@ -51,13 +55,33 @@ def share_rules(
 
 def _costs(sampler: str, count: int, cost: Sequence[float] | Callable[[int], float]) -> np.ndarray:
     given = [cost(index) for index in range(count)] if callable(cost) else cost
-    found = np.asarray(given, np.float64)
-    if found.shape != (count,) or not (np.isfinite(found) & (found > 0)).all():
-        raise InvalidArgumentError(
-            f"{sampler}: cost must be a number above 0 for each of {count} samples, but is {found.shape} from "
-            f"{found.min(initial=np.inf):g} to {found.max(initial=-np.inf):g}. Give their lengths, or a function of an index."
-        )
+    try:
+        found = np.asarray(given, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(_bad_costs(sampler, count, f"are a {type(given).__name__} of others")) from None
+    if found.shape != (count,):
+        raise InvalidArgumentError(_bad_costs(sampler, count, f"have the shape {found.shape}"))
+    bad = np.flatnonzero(~(np.isfinite(found) & (found > 0)))
+    if len(bad):
+        told = f"are other ones in {len(bad)} places, first {found[bad[0]]:g} of sample {bad[0]}"
+        raise InvalidArgumentError(_bad_costs(sampler, count, told))
     return balance.costs_of(found)
+
+
+def _bad_costs(sampler: str, count: int, found: str) -> str:
+    return (
+        f"{sampler}: cost must be numbers above 0 for each of {count} samples, but they {found}. Give their lengths, or a function "
+        "of an index."
+    )
+
+
+def _whole(sampler: str, name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{sampler}: {name} must be a whole number, but is {value!r}. Give a number of samples."
+        ) from None
 
 
 class Shares:

@@ -1,8 +1,10 @@
 """Shares by speed: what is decided of what ranks have measured."""
 
+import numpy as np
 import pytest
 
 from ringtrain.elastic import balance
+from ringtrain.elastic.shares import share_rules
 from ringtrain.errors import InvalidArgumentError
 
 
@@ -33,7 +35,7 @@ def test_shares_are_by_speed(speeds, batch, expected):
         ([1, 2, 4], 256, [], 8, [32, 72, 152]),
         ([1, 2, 4], 256, [0, 0, 100], 8, [56, 104, 96]),
         ([1, 1, 1], 16, [], 8, [6, 5, 5]),  # fewer multiples than ranks
-        ([1, 9], 16, [3, 0], 8, [8, 8]),  # one multiple at least
+        ([1, 9], 16, [8, 0], 8, [8, 8]),
     ],
     ids=str,
 )
@@ -44,6 +46,8 @@ def test_shares_keep_within_bounds(speeds, batch, most, multiple_of, expected):
 def test_bounds_that_no_shares_keep():
     with pytest.raises(InvalidArgumentError, match=r"must hold a batch of 8 samples, but most= allows 3 \+ 4"):
         balance.shares([1, 1], 8, [3, 4])
+    with pytest.raises(InvalidArgumentError, match="in multiples of 8, one at least, but most= allows any [+] 7"):
+        balance.shares([1, 1], 32, [0, 7], 8)
     with pytest.raises(InvalidArgumentError, match="multiple_of=3, but has 8 samples"):
         balance.shares([1, 1], 8, [], 3)
 
@@ -122,6 +126,30 @@ def test_a_pause_is_no_speed_and_a_slower_rank_is_believed_the_second_time():
     rank = Windows()
     told = [rank.told(seconds) for seconds in (1.0, 50.0, 1.0, 2.0, 2.0, 1.0, 1.0)]
     assert told == pytest.approx([12.0, 12.0, 12.0, 12.0, 6.0, 6.0, 12.0])
+
+
+@pytest.mark.parametrize(
+    "rules, words",
+    [
+        ({"most": 4.5}, "most must be a whole number, but is 4.5"),
+        ({"multiple_of": "8"}, "multiple_of must be a whole number"),
+        (
+            {"cost": ["a", "b", "c"]},
+            "cost must be numbers above 0 for each of 3 samples, but they are a list of others",
+        ),
+        ({"cost": [1, 2]}, r"but they have the shape \(2,\)"),
+        ({"cost": [1, 0, np.nan]}, "but they are other ones in 2 places, first 0 of sample 1"),
+        ({"cost": [1, 2, 3], "most": 4}, "shares by cost= must be of any number"),
+    ],
+)
+def test_rules_that_are_none(rules, words):
+    with pytest.raises((TypeError, InvalidArgumentError), match=words):
+        share_rules("Sampler", 3, rules.get("most"), rules.get("multiple_of", 1), rules.get("cost"))
+
+
+def test_costs_are_relative():
+    assert share_rules("Sampler", 3, None, 1, [1e308, 1e308, 1e308]).costs.tolist() == [1000] * 3
+    assert share_rules("Sampler", 3, None, 1, lambda index: 1.0 + index).costs.tolist() == [500, 1000, 1500]
 
 
 def test_what_people_read():
