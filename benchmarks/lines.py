@@ -87,10 +87,11 @@ class Line:
         network: its hosts get a further interface, ``line0``, for as long as the line is open.
         kind: what it is like.
         seed: of the packets that are lost.
-        congestion: what the kernels of these hosts take for TCP by default.
+        congestion: what the kernels of these hosts take for TCP by default, which this machine's must allow all users; "" for what
+            they have.
     """
 
-    def __init__(self, network: hosts.Network, kind: Kind, seed: int = 1, congestion: str = "cubic"):
+    def __init__(self, network: hosts.Network, kind: Kind, seed: int = 1, congestion: str = ""):
         self.kind = kind
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(network.hosts, start=1)}
         names = [f"line-{number}" for number in range(1, 1 + len(network.hosts))]
@@ -128,9 +129,10 @@ class Line:
         subprocess.run([find_program("ip"), "link", "set", device, "netns", str(host.pid)], check=True)
         for line in (["ip", "link", "set", device, "name", INTERFACE],
                      ["ip", "link", "set", INTERFACE, "txqueuelen", str(QUEUE_PACKETS), "mtu", str(PACKET_BYTES), "up"],
-                     ["ip", "address", "add", f"{self.addresses[host.name]}/24", "dev", INTERFACE],
-                     ["sh", "-c", f"echo {congestion} > {DEFAULT_CONGESTION}"]):  # fmt: skip
+                     ["ip", "address", "add", f"{self.addresses[host.name]}/24", "dev", INTERFACE]):  # fmt: skip
             host.check(*line)
+        if congestion:
+            host.check("sh", "-c", f"echo {congestion} > {DEFAULT_CONGESTION}")
 
 
 @dataclass(frozen=True)

@@ -242,11 +242,11 @@ def _open_introduced(comm: Any, introduced: launcher.Introduced, chosen: dict[st
     ranks = mpi.ranks_with(introduced.rank, comm, introduced.size) if comm else []
     if len(ranks) == 1:
         return open_alone(chosen)
+    make_room_for(len(ranks) or introduced.size)
     if introduced.rank == 0 and not ranks:
         from ringtrain._rendezvous import lonely_mpi
 
         lonely_mpi.warn_when_loaded(introduced.size)
-    make_room_for(len(ranks) or introduced.size)
     listener, addresses = listen(introduced.listens)
     told = meeting.meet(introduced.rank, ranks, addresses, start_seconds(chosen))
     context = open_tcp(listener, told.rank, told.peers, told.secret, told.epoch, chosen)

@@ -188,11 +188,12 @@ def test_a_step_of_adasum_in_tensorflow_is_done_again(job: Job, tmp_path: Path) 
 
 # Rank 2 loses what it hears with step 5, and has rank 1 killed, once rank 0 has heard it.
 HEARD_BY_ONE = """
-agree = Transaction._agree
+from ringtrain.elastic.vote import Vote
+cast = Vote.cast
 
-def _agree(self):
+def cast_and_lose(self, drawn):
     had_heard = self.all_stop
-    yield from agree(self)
+    yield from cast(self, drawn)
     if self.all_stop and not had_heard and slot == 0:
         (folder / "heard").touch()
     if self.all_stop and not had_heard and slot == 2:
@@ -202,7 +203,7 @@ def _agree(self):
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
         raise PeerLostError("in the test")
 
-Transaction._agree = _agree
+Vote.cast = cast_and_lose
 """
 
 
@@ -225,7 +226,7 @@ def test_a_stop_that_one_rank_alone_has_heard_stops_all(job: Job) -> None:
 @every_frame
 def test_a_release_before_all_are_whole_would_be_found(frame: tuple[str, dict[str, str]], job: Job) -> None:
     """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world."""
-    planted = "Transaction._agree = lambda self: iter(())"
+    planted = "import ringtrain.elastic.vote as vote; vote.Vote.cast = lambda self, drawn: iter(())"
     faults = json.dumps(PART)
     done = run(job, frame, "--elastic", "-np", "2:3", code=128 + signal.SIGKILL, FAULTS=faults, PLANTED=planted)
     assert "a window was released that not all ranks held" in done.stderr

@@ -365,7 +365,7 @@ def test_a_step_that_not_all_hold_is_done_again(job: Job, tmp_path: Path) -> Non
 @pytest.mark.long
 def test_a_release_before_all_are_whole_would_be_found(job: Job) -> None:
     """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world."""
-    planted = "Transaction._agree = lambda self: iter(())"
+    planted = "import ringtrain.elastic.vote as vote; vote.Vote.cast = lambda self, drawn: iter(())"
     done = run(
         job,
         "--elastic",
