@@ -2,13 +2,11 @@
 
 Each rank gets a part of a core by the kernel's quota (cgroups of version 1, as root). First each trains without the others,
 all at once, which gives the sum that could be had. Then come jobs of all ranks. The speed is that of the last half.
-With ``--rate`` each rank has a host of its own (namespaces, as of ``ringtrain bench wire``), joined by links of that rate.
 With ``--curve`` there is one job with balanced shares, whose last rank has half of its cores in the middle third of the time.
 """
 
 import argparse
 import collections
-import contextlib
 import json
 import os
 import subprocess
@@ -18,8 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from ringtrain.bench import hosts
 
 GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 5000  # microseconds: a slow machine does not compute in bursts
@@ -37,7 +33,6 @@ def main(given: Sequence[str]) -> None:
     parser.add_argument("--cores", default="0.2,0.4,0.8", metavar="0.2,0.4,0.8", help="of each rank")
     parser.add_argument("--model", choices=("convnet", "transformer", "keras"), default="convnet")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of each job (20)")
-    parser.add_argument("--rate", metavar="1gbit", help="of the links between hosts of one rank each; none: one host")
     parser.add_argument("--compression", default="none", metavar="int8", help="of gradients, in PyTorch (none)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--curve", type=Path, metavar="FILE.svg", help="speed over time, and shares below")
@@ -48,7 +43,7 @@ def main(given: Sequence[str]) -> None:
     alone = [_speed(steps) for steps in _run("alone", cores, asked)]
     found = {"cores": cores, "model": asked.model, "alone": alone, "sum": sum(alone)}
     print(f"alone: {', '.join(f'{each:.0f}' for each in alone)} samples/s; sum {sum(alone):.0f}")
-    for way in WAYS if asked.model != "keras" and asked.rate is None else WAYS[1:]:
+    for way in WAYS if asked.model != "keras" else WAYS[1:]:
         found[way] = sum(_speed(steps) for steps in _run(way, cores, asked))
         print(f"{way:9} {found[way]:6.0f} samples/s, {100 * found[way] / found['sum']:5.1f} % of the sum", flush=True)
     if asked.json:
@@ -65,31 +60,20 @@ def _speed(steps: Steps) -> float:
 def _run(way: str, cores: Sequence[float], asked: argparse.Namespace) -> list[Steps]:
     """A job's steps, by rank."""
     count = len(cores)
-    with tempfile.TemporaryDirectory() as folder, _hosts(asked.rate, count) as (on_host, names):
+    with tempfile.TemporaryDirectory() as folder:
         told = {"way": way, "folder": folder, "cores": cores, "seconds": asked.seconds, "model": asked.model}
         rank = [sys.executable, "-m", "benchmarks.uneven", "rank", json.dumps({**told, "codec": asked.compression})]
-        launch = [sys.executable, "-m", "ringtrain.launch", "-np", str(count), *names]
+        launch = [sys.executable, "-m", "ringtrain.launch", "-np", str(count)]
         if way == "ddp":
             launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--no-python"]
         elif way != "alone":
             launch += ["--elastic", "--batch", "balanced" if way == "curve" else way]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(on_host(*launch, *rank), env=environment, capture_output=True, text=True)
+        done = subprocess.run([*launch, *rank], env=environment, capture_output=True, text=True)
         found = sorted(Path(folder).glob("*"))
         if len(found) != count:
             raise SystemExit(f"benchmarks.uneven: {way} has failed:\n{done.stdout}{done.stderr}")
         return [json.loads(each.read_text()) for each in found]
-
-
-@contextlib.contextmanager
-def _hosts(rate: str | None, count: int) -> Iterator[tuple[Callable[..., Sequence[str]], Sequence[str]]]:
-    """What makes a command line one of the host that launches, and the launcher's words for hosts of one rank each."""
-    if rate is None:
-        yield lambda *line: line, ()
-        return
-    names = [f"host-{number}" for number in range(count)]
-    with hosts.Network(dict.fromkeys(names, "eth0"), rate=rate, useless=None) as network:
-        yield network[names[0]].command, ("-H", ",".join(f"{name}:1" for name in names))
 
 
 def _draw(ranks: Sequence[Steps], seconds: float, file: Path) -> None:
@@ -139,12 +123,12 @@ def run_rank(way: str, model: str, codec: str, seconds: float, folder: str, core
     rank = int(os.environ.get("RANK", os.environ.get("RINGTRAIN_RANK", 0)))
     trained = _keras_steps(way) if model == "keras" else _torch_steps(way, model, codec)
     _limit(rank, cores[rank])
-    begun = time.monotonic()
     steps: Steps = []
     part = -1
     for samples in trained:
         now = time.monotonic()
         steps.append((now, samples))
+        begun = steps[0][0]  # the first one may compile
         if way == "curve" and rank == len(cores) - 1 and part != int(3 * (now - begun) / seconds):
             part = int(3 * (now - begun) / seconds)
             _limit(rank, cores[rank] / (1 + (part == 1)))
