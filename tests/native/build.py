@@ -306,7 +306,7 @@ def build_everything() -> None:
 
     The fakes are there already: with so low a priority they could keep the first test that needs them beyond its deadline.
     """
-    give_way(10)
+    give_way(19)
     build("plain", [source.stem for source in in_every_run("plain")])
     build("plain", list(SIMULATIONS))
 
