@@ -191,6 +191,9 @@ def _wide_options(parser: argparse.ArgumentParser) -> None:
                         help="percent of the packets that get lost, one line after the other (0,0.01,0.1)")  # fmt: skip
     parser.add_argument("--buffer-ms", type=float, default=50.0, metavar="N", help="that the line holds back (50)")
     parser.add_argument("--hosts", type=int, choices=range(2, 9), default=2, metavar="N", help="how many to make (2)")
+    parser.add_argument(
+        "--sites", type=int, default=0, metavar="N", help="that share the line; a divisor of the hosts (each is one)"
+    )
     parser.add_argument("--sizes", type=sizes, default=sizes("25000000,1KB"), metavar="25000000,1KB,...")
     parser.add_argument("--ways", type=choices(*SETTINGS), default=["ringtrain", "cubic"], metavar=",".join(SETTINGS),
                         help="what ours is told: nothing (ringtrain), or congestion control and streams")  # fmt: skip

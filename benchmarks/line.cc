@@ -1,11 +1,12 @@
 // A long line between hosts in network namespaces: carries IPv4 packets between TUN devices, at a rate, with a delay,
 // and loses some. For kernels without netem. lines.py compiles and starts it.
 //
-//     line BITS_PER_SECOND DELAY_MICROSECONDS LOST_OF_A_MILLION BUFFER_BYTES SEED DEVICE...
+//     line BITS_PER_SECOND DELAY_MICROSECONDS LOST_OF_A_MILLION BUFFER_BYTES SEED SITES DEVICE...
 //
 // It makes the devices, says so by a line, and carries until it is killed. The packet for an address that ends in k
-// goes to the kth device. What a device sends leaves at the rate, one packet behind the other; the buffer in front of
-// that is bounded, and a packet that finds no room is dropped. The delay comes behind it, one way.
+// goes to the kth device. The devices are at sites, as many at each, one site behind the other; within a site packets
+// arrive at once. What the devices of a site send to others leaves at the rate, one packet behind the other; the buffer
+// in front of that is bounded, and a packet that finds no room is dropped. The delay comes behind it, one way.
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if.h>
@@ -43,6 +44,7 @@ struct Line {
   int64_t delay;  // nanoseconds
   double lost;    // share of the packets
   int64_t buffer_bytes;
+  size_t sites;
 
   int64_t TimeFor(int64_t bytes) const {
     return static_cast<int64_t>(static_cast<double>(bytes) * 8e9 / bits_per_second);
@@ -58,7 +60,7 @@ struct Packet {
 // One host's end.
 struct Device {
   int descriptor = -1;
-  int64_t free_at = 0;  // when the last packet that it sends has left
+  size_t site = 0;
   std::deque<Packet> under_way;
 };
 
@@ -76,8 +78,9 @@ int OpenTun(const char* name) {
 
 class Carrier {
  public:
-  Carrier(const Line& line, unsigned seed, const std::vector<const char*>& names) : line_(line), random_(seed) {
-    for (const char* name : names) devices_.push_back({OpenTun(name), 0, {}});
+  Carrier(const Line& line, unsigned seed, const std::vector<const char*>& names)
+      : line_(line), random_(seed), free_at_(line.sites) {
+    for (const char* name : names) devices_.push_back({OpenTun(name), devices_.size() * line.sites / names.size(), {}});
   }
 
   void Run() {
@@ -114,26 +117,32 @@ class Carrier {
     if (bytes < kIpHeader || (buffer_[0] & 0xf0) != 0x40) return;
     const int to = static_cast<unsigned char>(buffer_[kLastOfDestination]) - 1;
     if (to < 0 || to >= static_cast<int>(devices_.size())) return;
-    const int64_t now = Now(), begins = std::max(now, from->free_at);
+    if (devices_[static_cast<size_t>(to)].site == from->site) return Write(to, buffer_, bytes);
+    int64_t& free_at = free_at_[from->site];
+    const int64_t now = Now(), begins = std::max(now, free_at);
     if (begins - now > line_.TimeFor(line_.buffer_bytes)) return;
-    from->free_at = begins + line_.TimeFor(static_cast<int64_t>(bytes));
+    free_at = begins + line_.TimeFor(static_cast<int64_t>(bytes));
     if (share_(random_) < line_.lost) return;
-    from->under_way.push_back({from->free_at + line_.delay, to, std::string(buffer_, bytes)});
+    from->under_way.push_back({free_at + line_.delay, to, std::string(buffer_, bytes)});
   }
 
   void Deliver(Device* from) {
     const int64_t now = Now();
     while (!from->under_way.empty() && from->under_way.front().arrives <= now) {
       const Packet& packet = from->under_way.front();
-      [[maybe_unused]] const ssize_t written =
-          write(devices_[static_cast<size_t>(packet.to)].descriptor, packet.bytes.data(), packet.bytes.size());
+      Write(packet.to, packet.bytes.data(), packet.bytes.size());
       from->under_way.pop_front();
     }
+  }
+
+  void Write(int to, const char* packet, size_t bytes) {
+    [[maybe_unused]] const ssize_t written = write(devices_[static_cast<size_t>(to)].descriptor, packet, bytes);
   }
 
   const Line line_;
   std::mt19937 random_;
   std::uniform_real_distribution<double> share_;
+  std::vector<int64_t> free_at_;  // by site: when the last packet that it sends has left
   std::vector<Device> devices_;
   char buffer_[65536];
 };
@@ -141,10 +150,10 @@ class Carrier {
 }  // namespace
 
 int main(int count, char** words) {
-  constexpr int kFirstDevice = 6;
+  constexpr int kFirstDevice = 7;
   if (count <= kFirstDevice) return 2;
-  const Line line = {std::atof(words[1]), std::atoll(words[2]) * 1000, std::atof(words[3]) * 1e-6,
-                     std::atoll(words[4])};
+  const Line line = {std::atof(words[1]), std::atoll(words[2]) * 1000, std::atof(words[3]) * 1e-6, std::atoll(words[4]),
+                     static_cast<size_t>(std::atoi(words[6]))};
   Carrier carrier(line, static_cast<unsigned>(std::atoi(words[5])), {words + kFirstDevice, words + count});
   setpriority(PRIO_PROCESS, 0, -15);  // or the line is slower than it says where those who use it compute
   std::puts("ready");

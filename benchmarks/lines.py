@@ -77,7 +77,7 @@ def program() -> str:
 
 
 class Line:
-    """One line that all hosts of a network share: each sends at the rate, and what it sends arrives after the delay.
+    """One line that the sites of a network share: each sends at the rate, and what it sends arrives after the delay.
 
     >>> with hosts.Network(dict.fromkeys(["a", "b"], "eth0"), useless=None) as network, Line(network, Kind(200, 50)) as line:
     ...     line.addresses
@@ -87,15 +87,17 @@ class Line:
         network: its hosts get a further interface, ``line0``, for as long as the line is open.
         kind: what it is like.
         seed: of the packets that are lost.
+        sites: at which the hosts are, as many at each, one site behind the other; 0: each host is one.
         congestion: what the kernels of these hosts take for TCP by default, which this machine's must allow all users; "" for what
             they have.
     """
 
-    def __init__(self, network: hosts.Network, kind: Kind, seed: int = 1, congestion: str = ""):
+    def __init__(self, network: hosts.Network, kind: Kind, seed: int = 1, congestion: str = "", sites: int = 0):
         self.kind = kind
+        self.sites = sites or len(network.hosts)
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(network.hosts, start=1)}
         names = [f"line-{number}" for number in range(1, 1 + len(network.hosts))]
-        self._process = subprocess.Popen([program(), *kind.arguments(seed), *names], stdout=subprocess.PIPE,
+        self._process = subprocess.Popen([program(), *kind.arguments(seed), str(self.sites), *names], stdout=subprocess.PIPE,
                                          preexec_fn=partial(end_with, os.getpid()))  # fmt: skip
         try:
             assert self._process.stdout is not None

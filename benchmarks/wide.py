@@ -2,7 +2,8 @@
 
 Each line has a rate, a delay and a share of packets that are lost (``lines``). In front of the table stands what one
 stream of plain TCP got of it, with the kernel's cubic. The floor is 2(H-1)/H of the bytes over the payload of that
-rate, without any delay. Ranks wait for each other over another network, which is fast; only what is measured is on the
+rate, without any delay; with ``--sites`` H is the number of sites, which share the line. Ranks wait for each other over
+another network, which is fast; only what is measured is on the
 line. ``start`` runs in a process that is no rank, and starts ``run`` on the ranks.
 """
 
@@ -15,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ringtrain as rt
 from benchmarks import lines
 from benchmarks.lines import Kind, Line
 from ringtrain.bench import documents, hosts
@@ -27,6 +27,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "ringtrain": {},
     "cubic": {"tcp_congestion": "cubic"},
     "bbr": {"tcp_congestion": "bbr"},
+    "no-sites": {"site": ""},
     "one-cubic": {"tcp_congestion": "cubic", "tcp_streams": 1},
     "eight-cubic": {"tcp_congestion": "cubic", "tcp_streams": 8},
     "sixteen-cubic": {"tcp_congestion": "cubic", "tcp_streams": 16},
@@ -44,7 +45,7 @@ def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     with hosts.Network(dict.fromkeys(names, "eth0"), useless=None) as network:
         for loss in options["losses"]:
             kind = Kind(options["mbit"], options["round_trip_ms"], loss, options["buffer_ms"])
-            with Line(network, kind, congestion=options["congestion"]) as line:
+            with Line(network, kind, congestion=options["congestion"], sites=options["sites"]) as line:
                 for package in options["packages"] or [""]:
                     codes.append(_run(network, line, package, arguments))
                     if options["json"]:
@@ -57,7 +58,7 @@ def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
 
 def _run(network: hosts.Network, line: Line, package: str, arguments: Sequence[str]) -> int:
     """One job on the line. package: the folder that ringtrain is imported from; "" for this one."""
-    one, other = list(network.hosts.values())[:2]
+    one, *_, other = network.hosts.values()
     raw = lines.raw_rate(line, one, other)
     print(f"\n{line.kind}; one stream of raw TCP, cubic: {raw.rate * 8e-6:.0f} Mbit/s, "
           f"RTT {raw.round_trip_seconds * 1e3:.1f} ms{f'; {package}' if package else ''}", flush=True)  # fmt: skip
@@ -66,7 +67,7 @@ def _run(network: hosts.Network, line: Line, package: str, arguments: Sequence[s
            "-H", ",".join(f"{name}:1" for name in network.hosts), "--network-interfaces", "eth0", "--share-gpus",
            sys.executable, "-m", MODULE, *arguments, "--addresses", addresses,
            "--measured-rate", f"{line.kind.payload_rate:.0f}", "--raw-rate", f"{raw.rate:.0f}",
-           "--loss", f"{line.kind.loss_percent}"]  # fmt: skip
+           "--loss", f"{line.kind.loss_percent}", "--sites", str(line.sites)]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"),
                        PYTHONPATH=os.pathsep.join(filter(None, [package, str(ROOT)])))  # fmt: skip
     before = line.processor_seconds()
@@ -77,7 +78,7 @@ def _run(network: hosts.Network, line: Line, package: str, arguments: Sequence[s
 
 def run(sizes: Sequence[int], ways: Sequence[str], peers: Sequence[str], repetitions: int, measured_rate: float,
         addresses: Mapping[str, Sequence[str]], json: str | None, raw_rate: float, loss: float, mbit: float,
-        round_trip_ms: float, **_of_the_start: Any) -> bool:  # fmt: skip
+        round_trip_ms: float, sites: int, **_of_the_start: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     # Not before: what waits for the other ranks is a world of its own.
     from ringtrain.bench import ranks, report, wire
@@ -85,23 +86,30 @@ def run(sizes: Sequence[int], ways: Sequence[str], peers: Sequence[str], repetit
     from ringtrain.bench.worlds import World
 
     os.environ["GLOO_SOCKET_IFNAME"] = lines.INTERFACE
+    site = f"site-{ranks.rank() * sites // ranks.size()}" if sites < ranks.size() else ""
     systems: list[System] = []
     worlds = []
     for way in ways:
-        worlds.append(World("tcp", addresses, **SETTINGS[way]))
+        worlds.append(World("tcp", addresses, **{"site": site, **SETTINGS[way]}))
         systems.append(Over(worlds[-1]))
         systems[-1].name = way
     systems += [PEERS[name]() for name in peers]
     worlds[0].enter()
-    hosts_here = rt.cross_size()
     results = [
-        {**result, "mbit": mbit, "round_trip_ms": round_trip_ms, "loss_percent": loss, "raw_rate": raw_rate}
+        {
+            **result,
+            "mbit": mbit,
+            "round_trip_ms": round_trip_ms,
+            "loss_percent": loss,
+            "raw_rate": raw_rate,
+            "sites": sites,
+        }
         for size in sizes
-        for result in wire.measure("allreduce", systems, size, repetitions, hosts_here, measured_rate)
+        for result in wire.measure("allreduce", systems, size, repetitions, sites, measured_rate)
     ]
-    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on {hosts_here} hosts")
+    report.say(f"allreduce, float32, sum, in place, {ranks.size()} ranks on as many hosts at {sites} sites")
     report.print_table(wire.HEADINGS, [wire.row(result) for result in results])
-    report.write_json(json, results, hosts=hosts_here, bytes_per_second=measured_rate)
+    report.write_json(json, results, hosts=ranks.size(), bytes_per_second=measured_rate)
     for system in reversed(systems):
         system.close()
     for world in worlds:

@@ -335,7 +335,8 @@ void rt_long_phase(rt_context* context, double seconds) { context->context->Long
 void rt_world_of(rt_context* context, rt_world* world) {
   const ringtrain::World& from = context->context->world();
   *world = {from.rank,         from.size,         from.local_rank(),          from.local_size(),
-            from.cross_rank(), from.cross_size(), from.homogeneous() ? 1 : 0, from.epoch};
+            from.cross_rank(), from.cross_size(), from.homogeneous() ? 1 : 0, from.site(),
+            from.epoch};
 }
 
 int32_t rt_process_set_ranks(rt_context* context, int32_t process_set, int32_t* ranks, int32_t capacity) {

@@ -135,7 +135,6 @@ void rt_samples_look(rt_samples* samples, rt_samples_state* state) {
   *state = {of.next(),
             of.left(),
             of.draws_left(),
-            of.shares_left(),
             of.taken(),
             of.drawn(),
             of.batch(),
@@ -164,7 +163,13 @@ int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions) {
   });
 }
 
-int64_t rt_samples_take(rt_samples* samples, int64_t draws) { return samples->samples.Take(draws); }
+int64_t rt_samples_take(rt_samples* samples, int64_t draws) {
+  return Or<int64_t>(-1, [&] { return samples->samples.Take(draws); });
+}
+
+int64_t rt_samples_shares_left(rt_samples* samples) {
+  return Or<int64_t>(-1, [&] { return samples->samples.shares_left(); });
+}
 
 int32_t rt_samples_release(rt_samples* samples, const int32_t* places, int32_t count) {
   return Or<int32_t>(-1, [&] { return samples->samples.Release(In(places, count)), 1; });

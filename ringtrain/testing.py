@@ -30,14 +30,14 @@ class World:
 
     Args:
         size: number of ranks.
-        layout: ranks per simulated host in rank order, such as ``"2+2"``; None for one host.
+        layout: ranks per simulated host in rank order, such as ``"2+2"``, or ``"2+2|2+2"`` at two sites; None for one host.
         chosen: options by name, as for ``init``.
     """
 
     def __init__(self, size: int, layout: str | None = None, **chosen: object):
         self.size = size
         self._opened: dict[int, contexts.Context] = {}  # by rank
-        self._open(layout, options.resolve(chosen))
+        self._open(layout, options.resolve({**chosen, "host_layout": layout}))
         self.contexts = [self._opened[rank] for rank in range(size)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:

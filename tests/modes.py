@@ -5,7 +5,7 @@ from typing import Any
 import ringtrain as rt
 
 _LATE, _SHARDED = "late", "sharded"  # in such a table, the modes that have no argument of their own
-_OF_LOCAL_STEPS = ("every", "outer", "within_host", "warmup", "fragments", "overlap", "merge", "named_buffers")
+_OF_LOCAL_STEPS = ("every", "outer", "within", "warmup", "fragments", "overlap", "merge", "named_buffers")
 
 
 def in_mode(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _CONFIGURATIONS = [
     (2, None, "auto"), (2, None, "shared_memory"), (2, None, "ring"), (2, "1+1", "auto"),
     (3, None, "auto"), (3, None, "ring"), (3, "2+1", "auto"), (3, "1+1+1", "auto"), (3, "1+2", "hierarchical"),
     (4, None, "auto"), (4, None, "ring"), (4, "2+2", "auto"), (4, "3+1", "hierarchical"), (4, "1+1+1+1", "auto"),
+    (4, "1+1|1+1", "auto"),
     (7, None, "auto"), (7, None, "ring"), (7, "4+3", "auto"), (7, "2+2+2+1", "hierarchical"),
 ]  # fmt: skip
 

@@ -70,7 +70,7 @@ void Image::AddRun(char* elements, const Segment& segment, size_t bytes) {
   runs_.push_back(run);
 }
 
-void Image::Reduce(int host, const void* const* sources, int source_count, const Scaling& scaling) {
+void Image::Reduce(int host, char* to, const void* const* sources, int source_count, const Scaling& scaling) {
   const Part& part = parts_[host];
   sources_.resize(source_count);
   const CodecTime time(codec_, counters_);
@@ -78,8 +78,8 @@ void Image::Reduce(int host, const void* const* sources, int source_count, const
     const Run& run = runs_[r];
     for (int source = 0; source < source_count; ++source)
       sources_[source] = static_cast<const char*>(sources[source]) + (run.offset - part.offset);
-    codec_.Reduce(batch_.dtype, batch_.reduction, data_ + run.offset, sources_.data(), source_count, run.count, scaling,
-                  Finished(run));
+    codec_.Reduce(batch_.dtype, batch_.reduction, to + (run.offset - part.offset), sources_.data(), source_count,
+                  run.count, scaling, Finished(run));
   }
 }
 

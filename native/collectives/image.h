@@ -29,8 +29,8 @@ class Image {
   // Whether what travels are the elements themselves.
   bool plain() const { return codec_.identity(); }
 
-  // at(host) = scale(s0 ∘ s1 ∘ …); each source has the form of that part.
-  void Reduce(int host, const void* const* sources, int source_count, const Scaling& scaling);
+  // to = scale(s0 ∘ s1 ∘ …); it and each source have the form of that host's part, and it may be one of them.
+  void Reduce(int host, char* to, const void* const* sources, int source_count, const Scaling& scaling);
   // Back into the slot, with the postscale. Nothing to do for the identity, whose postscale belongs to the last sum.
   void Decode(int host) const;
 

@@ -16,6 +16,18 @@
 // 16-bit floats do not travel as partial sums, which would round at each host: every host's sum goes straight to the
 // part's host, is added there in float32 in host order, and is rounded once. The bytes are the same.
 //
+// Sites. Where long lines connect sites of k hosts each, the ring is one of the k hosts of a site, and its parts are
+// strands: strand p has the parts of all hosts that are at place p of their site. Between the two halves each host
+// exchanges its strand with those at its place of the other sites, so every byte crosses a line once each way:
+//
+//     site 0: hosts 0 1, site 1: hosts 2 3; strand 0 is a c, strand 1 is b d
+//     start         ring in a site    exchange           ring in a site
+//     0: a b c d    0: a+ b c+ d      0: A b C d         0: A B C D       0 and 2 exchange a+ c+ with each other,
+//     1: a b c d    1: a b+ c d+      1: a B c D         1: A B C D       1 and 3 b+ d+
+//
+// Two sites send each other whole strands, and each adds both. Of more of them each host adds the part that is its own,
+// and hands it out. A part's sum is that of the sites' sums, site by site.
+//
 // A small chunk goes to all hosts as it is, in one step: its time is that of the steps, not of the bytes. Between two
 // hosts that are far from each other a large one does, too: the bytes are the same, and it crosses once. Each host
 // then does what all of them do above, on the same operands in the same order: the bits are the same.
@@ -52,23 +64,48 @@ class RingPass {
   int64_t started() const { return started_; }
 
  private:
-  enum class Phase { kWhole, kReduceStep, kDirectReduce, kGatherStep, kDone };
+  enum class Phase {
+    kWhole,         // to all hosts as it is
+    kReduceStep,    // of the ring
+    kDirectReduce,  // to the parts' hosts
+    kStrand,        // between two sites
+    kCrossReduce,   // to the parts' hosts at the same place of other sites
+    kCrossGather,   // from there
+    kGatherStep,    // of the ring
+    kDone
+  };
 
   int Host(int distance) const;
+  // Of the ring within the site: its place, from this one on, and the host there.
+  int Place(int distance) const { return ((me_ + distance) % places_ + places_) % places_; }
+  int AtPlace(int place) const { return site_ * places_ + place; }
+  // The host at this one's place of a site, which is a part of this one's strand.
+  int Twin(int site) const { return site * places_ + me_ % places_; }
+
+  Phase First() const;
+  Phase Following(Phase phase) const;
   Status StartStep();
-  Status StartExchange(int send_part, int receive_part, char* receive_into);
+  Status StartExchange(int send_strand, int receive_strand, bool adds);
+  void AddStrand(int strand, const Scaling& scaling);
   Status StartDirect();
-  Status FinishStep();
+  void FinishStep();
   void FinishDirect();
+  Status StartStrand();
+  void FinishStrand();
+  Status StartCrossReduce();
+  void FinishCrossReduce();
+  Status StartCrossGather();
   Status StartWhole();
   void FinishWhole();
+  void AddAsOnTheWay(int part, const std::vector<char*>& by_host);
   // Starts a receive from each of the other hosts, of so many bytes.
   Status ReceiveFromAll(size_t bytes);
   Status TestAll(bool* complete);
+  Status Receive(int host, char* into, size_t bytes);
   Status Send(int host, int part) { return Send(host, image_.at(part), image_.bytes(part)); }
   Status Send(int host, const char* data, size_t bytes);
+  size_t StrandBytes(int strand) const;
   void Enter(Phase phase);
-  void EndReduce();
   void Finish();
 
   Group* const group_;
@@ -78,6 +115,7 @@ class RingPass {
   const bool sent_ahead_;           // by this host
   const Scaling scaling_;           // of the last addition
   const int hosts_, me_;
+  const int sites_, places_, site_;  // this host's site; a site has so many places
 
   Image image_;  // what travels
   const char* ahead_ = nullptr;

@@ -1,50 +1,90 @@
 // Topology: the members of a process set and which of them share a host, for the data plane. Pure, constant, the same
 // on every member but for `me`. A member is named by its position in `members`.
+//
+// Hosts may be at different sites, which long lines connect. Those of one site follow each other, so a ring leaves each
+// site once. Where all sites have equally many hosts, hosts at the same place of their sites can exchange with each
+// other alone (ring.h).
 #ifndef RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 #define RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 namespace ringtrain {
 
 struct Topology {
   std::vector<int> members;             // global ranks, ascending
-  std::vector<std::vector<int>> hosts;  // members of each host
+  std::vector<std::vector<int>> hosts;  // members of each host; those of a site one behind the other
   std::vector<int> host_of;             // by member
   std::vector<int> local_of;            // by member: place on its host
   int me = 0;
   int rings = 1;        // rings across hosts: as many as the smallest host has members
   int most_locals = 1;  // members of the largest host
+  int sites = 1;        // of equally many hosts each; 1 as well where they have not
 
   int member_count() const { return static_cast<int>(members.size()); }
   int host_count() const { return static_cast<int>(hosts.size()); }
+  int hosts_of_a_site() const { return host_count() / sites; }
   int my_host() const { return host_of[me]; }
   int my_local() const { return local_of[me]; }
   const std::vector<int>& locals() const { return hosts[my_host()]; }
   int local_count() const { return static_cast<int>(locals().size()); }
 };
 
-// host_of_rank: by global rank; only equality counts.
-inline Topology MakeTopology(std::vector<int> members, int my_rank, const std::vector<int>& host_of_rank) {
+namespace topology_internal {
+
+// Of hosts, by the lowest member: those of the first one's site, then of the next one that is at another, and so on.
+inline std::vector<std::vector<int>> BySite(const std::vector<std::vector<int>>& hosts,
+                                            const std::vector<std::string>& site_of_host, int* sites) {
+  std::vector<std::string> names;
+  for (const std::string& name : site_of_host)
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  std::vector<std::vector<int>> ordered;
+  bool even = true;
+  for (const std::string& name : names) {
+    const size_t before = ordered.size();
+    for (size_t host = 0; host < hosts.size(); ++host)
+      if (site_of_host[host] == name) ordered.push_back(hosts[host]);
+    even = even && (ordered.size() - before) * names.size() == hosts.size();
+  }
+  *sites = even ? static_cast<int>(names.size()) : 1;
+  return ordered;
+}
+
+}  // namespace topology_internal
+
+// host_of_rank, site_of_rank: by global rank; only equality counts. A host is where its lowest member is; no sites:
+// all at one.
+inline Topology MakeTopology(std::vector<int> members, int my_rank, const std::vector<int>& host_of_rank,
+                             const std::vector<std::string>& site_of_rank = {}) {
   Topology topology;
   topology.members = std::move(members);
-  std::map<int, int> host_index;
+  std::map<int, size_t> host_index;
+  std::vector<std::string> site_of_host;
   for (size_t member = 0; member < topology.members.size(); ++member) {
-    int rank = topology.members[member];
+    const int rank = topology.members[member];
     if (rank == my_rank) topology.me = static_cast<int>(member);
-    auto found = host_index.emplace(host_of_rank[rank], static_cast<int>(topology.hosts.size()));
-    if (found.second) topology.hosts.emplace_back();
-    std::vector<int>& host = topology.hosts[found.first->second];
-    topology.host_of.push_back(found.first->second);
-    topology.local_of.push_back(static_cast<int>(host.size()));
-    host.push_back(static_cast<int>(member));
+    auto found = host_index.emplace(host_of_rank[rank], topology.hosts.size());
+    if (found.second) {
+      topology.hosts.emplace_back();
+      site_of_host.push_back(site_of_rank.empty() ? "" : site_of_rank[rank]);
+    }
+    topology.hosts[found.first->second].push_back(static_cast<int>(member));
   }
+  topology.hosts = topology_internal::BySite(topology.hosts, site_of_host, &topology.sites);
+  topology.host_of.resize(topology.members.size());
+  topology.local_of.resize(topology.members.size());
   topology.rings = topology.member_count();
-  for (const std::vector<int>& host : topology.hosts) {
-    topology.rings = std::min<int>(topology.rings, static_cast<int>(host.size()));
-    topology.most_locals = std::max<int>(topology.most_locals, static_cast<int>(host.size()));
+  for (size_t host = 0; host < topology.hosts.size(); ++host) {
+    const std::vector<int>& locals = topology.hosts[host];
+    for (size_t local = 0; local < locals.size(); ++local) {
+      topology.host_of[locals[local]] = static_cast<int>(host);
+      topology.local_of[locals[local]] = static_cast<int>(local);
+    }
+    topology.rings = std::min<int>(topology.rings, static_cast<int>(locals.size()));
+    topology.most_locals = std::max<int>(topology.most_locals, static_cast<int>(locals.size()));
   }
   return topology;
 }

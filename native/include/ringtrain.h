@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 26
+#define RT_ABI_VERSION 27
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -155,6 +155,7 @@ void rt_await_state_from(rt_context* context, int32_t first);
 
 typedef struct {
   int32_t rank, size, local_rank, local_size, cross_rank, cross_size, homogeneous;
+  int32_t site; /* of this rank, in the order of the sites' lowest ranks */
   uint32_t epoch;
 } rt_world;
 void rt_world_of(rt_context* context, rt_world* world);
@@ -410,7 +411,7 @@ int32_t rt_steps_stage(rt_steps* steps);
 int32_t rt_steps_contributors(rt_steps* steps, const int32_t** places);
 
 typedef struct {
-  int64_t next, left, draws_left, shares_left, taken, drawn, batch;
+  int64_t next, left, draws_left, taken, drawn, batch;
   int32_t size, place;
   const int64_t* given_back; /* until the next call */
   int64_t given_back_count;
@@ -428,11 +429,12 @@ int32_t rt_samples_cost(rt_samples* samples, const int64_t* costs, int64_t count
 void rt_samples_forget_ahead(rt_samples* samples);
 /* positions: until the next call. Returns their number, or -1 without memory. */
 int64_t rt_samples_draw_ahead(rt_samples* samples, const int64_t** positions);
+/* These return -1 without memory. rt_samples_shares_left looks at all batches that are left. */
 int64_t rt_samples_take(rt_samples* samples, int64_t draws);
-/* Both return -1 without memory. */
+int64_t rt_samples_shares_left(rt_samples* samples);
 int32_t rt_samples_release(rt_samples* samples, const int32_t* places, int32_t count);
 int64_t rt_samples_weight(rt_samples* samples, const int32_t* places, int32_t count);
-/* What this rank's positions of the open window cost; -1 without memory. */
+/* What this rank's positions of the open window cost. */
 int64_t rt_samples_work(rt_samples* samples);
 
 /* ---- other native libraries ---- */

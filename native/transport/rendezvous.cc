@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <utility>
 
@@ -224,7 +225,7 @@ Status ParseLayout(const std::string& text, int size, std::vector<int>* layout) 
   }
   int sum = 0;
   for (size_t begin = 0; begin <= text.size();) {
-    size_t end = std::min(text.find('+', begin), text.size());
+    size_t end = std::min(text.find_first_of("+|", begin), text.size());
     std::string field = text.substr(begin, end - begin);
     bool digits = !field.empty() && field.size() < 7 && field.find_first_not_of("0123456789") == std::string::npos;
     int ranks = digits ? std::stoi(field) : 0;
@@ -236,6 +237,19 @@ Status ParseLayout(const std::string& text, int size, std::vector<int>* layout) 
   }
   return Status::InvalidArgument("option host_layout: expected ranks per host that sum to " + std::to_string(size) +
                                  ", such as 2+2, but found '" + text + "'.");
+}
+
+std::string SiteInLayout(const std::string& text, int rank) {
+  if (text.find('|') == std::string::npos) return "";
+  int site = 0, before = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find_first_of("+|", begin), text.size());
+    before += std::atoi(text.c_str() + begin);
+    if (rank < before) break;
+    site += end < text.size() && text[end] == '|';
+    begin = end + 1;
+  }
+  return std::to_string(site);
 }
 
 }  // namespace ringtrain

@@ -52,8 +52,11 @@ Status RanksMissing(int size, const std::vector<int>& absent);
 // each pretended host, or {}.
 std::unique_ptr<Rendezvous> MeetByFrames(std::unique_ptr<Transport> transport, std::vector<int> simulated);
 
-// "2+2" as {2, 2}; an empty text is one host of all ranks. Refused if the sum is not `size`.
+// "2+2" as {2, 2}; an empty text is one host of all ranks. Refused if the sum is not `size`. "1+1|2" has the same hosts
+// as "1+1+2", at two sites.
 Status ParseLayout(const std::string& text, int size, std::vector<int>* layout);
+// The number of the rank's site in such a text; "" where that has one.
+std::string SiteInLayout(const std::string& text, int rank);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_TRANSPORT_RENDEZVOUS_H_

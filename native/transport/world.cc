@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace ringtrain {
 
@@ -15,6 +16,13 @@ int World::cross_rank() const {
   return static_cast<int>(
       std::count_if(hosts.begin(), hosts.begin() + host_of[rank],
                     [this](const std::vector<int>& ranks) { return static_cast<int>(ranks.size()) > local_rank(); }));
+}
+
+int World::site() const {
+  std::set<std::string> before;
+  for (size_t other = 0; other < site_of.size() && site_of[other] != site_of[rank]; ++other)
+    before.insert(site_of[other]);
+  return static_cast<int>(before.size());
 }
 
 bool World::homogeneous() const {

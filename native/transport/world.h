@@ -18,6 +18,7 @@ struct World {
   std::vector<int> host_of;             // by rank
   std::vector<int> local_rank_of;       // by rank
   std::vector<std::string> host_names;  // by rank, for people to read
+  std::vector<std::string> site_of;     // by rank: what its host was given; "" where it was given none
   Nanoseconds round_trip = 0;           // the longest that any rank has seen when they met; 0: not known
 
   const std::vector<int>& my_host() const { return hosts[host_of[rank]]; }
@@ -26,6 +27,8 @@ struct World {
   // Hosts that have a rank with this rank's local rank, and this rank's place among them.
   int cross_size() const;
   int cross_rank() const;
+  // The number of this rank's site, in the order of the sites' lowest ranks.
+  int site() const;
   bool homogeneous() const;
 };
 

@@ -67,6 +67,7 @@ Status AgreeOnStart(Rendezvous& rendezvous, const Options& options, Nanoseconds 
   if (getrandom(&epoch, sizeof epoch, 0) != sizeof epoch) epoch = static_cast<uint32_t>(Now());
   encoder.Unsigned(epoch);
   encoder.Text(HostName());
+  encoder.Text(options.site.empty() ? SiteInLayout(options.host_layout, rendezvous.rank()) : options.site);
   const auto facts = StartFacts(options);
   for (const Fact& fact : facts) encoder.Text(fact.value);
   std::vector<std::string> texts;
@@ -78,12 +79,27 @@ Status AgreeOnStart(Rendezvous& rendezvous, const Options& options, Nanoseconds 
     uint32_t theirs = static_cast<uint32_t>(decoders[rank].Unsigned());
     if (rank == 0) world->epoch = theirs;
     world->host_names.push_back(decoders[rank].Text());
+    world->site_of.push_back(decoders[rank].Text());
   }
   for (const Fact& fact : facts) {
     std::vector<std::string> by_rank;
     for (Decoder& decoder : decoders) by_rank.push_back(decoder.Text());
     RT_TRY(CompareFact(fact, by_rank));
   }
+  return {};
+}
+
+// All ranks know all sites, so all say the same.
+Status CompareSites(const World& world) {
+  for (const std::vector<int>& ranks : world.hosts)
+    for (int rank : ranks) {
+      const std::string &site = world.site_of[rank], &first = world.site_of[ranks[0]];
+      if (site != first)
+        return Status::Mismatch("init: option site must be the same on all ranks of a host, but is '" + first +
+                                "' on rank " + std::to_string(ranks[0]) + " and '" + site + "' on rank " +
+                                std::to_string(rank) + " of host '" + world.host_names[rank] +
+                                "'. Set RINGTRAIN_SITE alike there.");
+    }
   return {};
 }
 
@@ -102,6 +118,7 @@ Status OpenWorld(Rendezvous& rendezvous, const Options& options, Meeting* meetin
     return GeometryFor(topology, options).Bytes(topology.local_count());
   };
   RT_TRY(rendezvous.Meet(window_size, deadline, meeting));
+  RT_TRY(CompareSites(*world));
   if (options.algorithm == "shared_memory" && world->hosts.size() > 1)
     return Status::InvalidArgument("option algorithm: shared_memory needs all ranks on one host, but found " +
                                    std::to_string(world->hosts.size()) + " hosts. Use auto or hierarchical.");

@@ -7,7 +7,7 @@ namespace ringtrain {
 Topology TopologyFor(const World& world, const Options& options, const std::vector<int>& members) {
   std::vector<int> host_of = world.host_of;
   if (options.algorithm == "ring") std::iota(host_of.begin(), host_of.end(), 0);  // every rank is a host of its own
-  return MakeTopology(members, world.rank, host_of);
+  return MakeTopology(members, world.rank, host_of, world.site_of);
 }
 
 WindowGeometry GeometryFor(const Topology& topology, const Options& options) {

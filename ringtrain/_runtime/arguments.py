@@ -55,6 +55,14 @@ def integer(what: str, value: Any) -> int:
         raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}.") from None
 
 
+def whole(what: str, value: Any) -> int:
+    """A whole number of any type but bool, as classes take it that are made before the job is known. Raises TypeError."""
+    try:
+        return integer(what, value)
+    except InvalidArgumentError:
+        raise TypeError(f"{what} must be a whole number, but is {value!r}. Give an int.") from None
+
+
 def root(value: Any) -> int:
     """As the C struct takes it; whether it is a member the core says."""
     rank = integer("root_rank", value)

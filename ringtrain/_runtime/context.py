@@ -162,6 +162,11 @@ class Context:
         return self._world.cross_size
 
     @property
+    def site(self) -> int:
+        """Number of this rank's site."""
+        return self._world.site
+
+    @property
     def is_homogeneous(self) -> bool:
         """Whether every host has the same number of ranks."""
         return bool(self._world.homogeneous)

@@ -96,7 +96,8 @@ class LocalSteps(Mode):
     Args:
         every: steps from one average to the next.
         outer: the outer optimizer of DiLoCo (arXiv:2311.08105); None averages plainly.
-        within_host: ``"exact"`` makes a host one worker: gradients of its ranks are averaged in each step.
+        within: ``"host"`` makes a host one worker: gradients of its ranks are averaged in each step. ``"site"`` makes a site one,
+            as the hosts' option ``site`` names it.
         warmup: exact steps before the first local one (post-local SGD, arXiv:1808.07217).
         fragments: parts that the parameters are averaged in, one after another and evenly spread over the period, at most
             ``every`` (Streaming DiLoCo, arXiv:2501.18512). Buffers wait for ``synchronize()``.
@@ -110,7 +111,7 @@ class LocalSteps(Mode):
 
     every: int
     outer: "Outer | None" = None
-    within_host: str | None = None
+    within: str | None = None
     warmup: int = 0
     fragments: int = 1
     overlap: int = 0
@@ -123,14 +124,14 @@ class LocalSteps(Mode):
         super().__post_init__()
         object.__setattr__(self, "outer", checked_outer(self.outer))
         object.__setattr__(self, "named_buffers", tuple(self.named_buffers))
-        if self.within_host not in (None, "exact"):
-            raise InvalidArgumentError(f"LocalSteps: within_host must be None or 'exact', but is {self.within_host!r}.")
+        if self.within not in (None, "host", "site"):
+            raise InvalidArgumentError(f"LocalSteps: within must be None, 'host' or 'site', but is {self.within!r}.")
         self.period()
 
     def terms(self) -> dict[str, object]:
         """Its numbers and words."""
         outer = None if self.outer is None else [self.outer.rate, self.outer.momentum]
-        plain = ("every", "within_host", "warmup", "fragments", "overlap", "merge")
+        plain = ("every", "within", "warmup", "fragments", "overlap", "merge")
         return {**{name: getattr(self, name) for name in plain}, "outer": outer, **super().terms()}
 
     def period(self) -> "Period":
@@ -142,7 +143,7 @@ class LocalSteps(Mode):
     @property
     def columns(self) -> list[str]:
         """With those of hosts as workers, and of buffers."""
-        options = {"within_host": self.within_host is not None, "named_buffers": bool(self.named_buffers)}
+        options = {"within": self.within is not None, "named_buffers": bool(self.named_buffers)}
         return [self.name, *(option for option, is_given in options.items() if is_given)]
 
 

@@ -91,8 +91,8 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     "named_buffers": {
         "keras": "fit finds the model's statistics; in a loop of your own call optimizer.average_also(variables)",
     },
-    "within_host": {
-        "process set": "a host is one worker of the world",
+    "within": {
+        "process set": "a host, or a site, is one worker of the world",
         "elastic": "which ranks are one worker would change with the world",
     },
     "OneStepLate": {

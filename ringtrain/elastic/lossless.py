@@ -4,7 +4,6 @@ What a step is, and how its results survive, differs: NumPy, TensorFlow and Kera
 PyTorch has ``ringtrain.torch.elastic.transparent``.
 """
 
-import operator
 import os
 import sys
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import whole
 from ringtrain._runtime.context import current
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
@@ -228,22 +228,10 @@ def seconds_of_process() -> float:
 
 def checked_progress(given: dict[str, Any]) -> dict[str, int]:
     """Numbers of epochs and steps that a state was given, by their names. Raises TypeError, or InvalidArgumentError below 0."""
-    numbers = {name: _whole(name, value) for name, value in given.items()}
+    numbers = {name: whole(f"elastic.State: {name}", value) for name, value in given.items()}
     for name, number in numbers.items():
         if number < 0:
             raise InvalidArgumentError(
                 f"elastic.State: {name} must be 0 at least, but is {number}. Give the number of what is done already."
             )
     return numbers
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"elastic.State: {name} must be a whole number, but is {value!r}. Give the number of what is done already, as a "
-            "checkpoint has it."
-        ) from None

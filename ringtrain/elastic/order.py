@@ -124,7 +124,7 @@ class Order:
 
     def take(self, count: int) -> int:
         """So many more of the draws made ahead are in the open window, the earliest first; returns how many positions they have here."""
-        return lib.rt_samples_take(self._native, count)
+        return counted(lib.rt_samples_take(self._native, count))
 
     def release(self, contributors: Collection[int] | None = None) -> None:
         """The window is released: what was dealt in it is done.
@@ -192,10 +192,9 @@ class BatchOrder(Order):
         """Positions that a whole batch has on all ranks together."""
         return self._look().batch
 
-    @property
     def shares_left(self) -> int:
-        """Positions that this rank draws in the batches that are still to come in a window, if nothing changes."""
-        return self._look().shares_left
+        """Positions that this rank draws in the batches that are still to come in a window, if nothing changes. Looks at each batch."""
+        return counted(lib.rt_samples_shares_left(self._native))
 
     def draw(self) -> list[int] | None:
         """This rank's positions of the next batch, for the open window; None if there is none left."""

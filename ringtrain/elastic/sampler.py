@@ -5,13 +5,13 @@ was lost before is dealt again; so each sample of an epoch is in exactly one ste
 single samples, and have a sampler of their own (``ringtrain.torch.elastic.sampler``).
 """
 
-import operator
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
 import numpy as np
 
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import whole
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._training import sharding
@@ -88,9 +88,10 @@ class BatchSampler:
         multiple_of: int = 1,
         cost: Sequence[float] | Callable[[int], float] | None = None,
     ):
-        self._count = _whole("samples", len(samples) if isinstance(samples, Sized) else samples)
-        self.batch_size = _whole("batch_size", batch_size)
-        self.shuffle, self.seed, self.drop_last = bool(shuffle), _whole("seed", seed), bool(drop_last)
+        self._count = whole("BatchSampler: samples", len(samples) if isinstance(samples, Sized) else samples)
+        self.batch_size = whole("BatchSampler: batch_size", batch_size)
+        self.seed = whole("BatchSampler: seed", seed)
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self.epoch = self.processed_num = self.dealing = 0
         self._planned = membership.planned()
         self._follower: Follower | None = None
@@ -132,7 +133,7 @@ class BatchSampler:
             InvalidArgumentError: a second pass over an epoch of a state's.
             whatever ``load`` raises, in the step that would have had the batch.
         """
-        if _whole("workers", workers) < 0:
+        if whole("BatchSampler: workers", workers) < 0:
             raise InvalidArgumentError(f"BatchSampler: workers must be 0 at least, but is {workers}.")
         if self._follower is None:
             refuse_in_loop_without("BatchSampler")
@@ -357,13 +358,3 @@ register(_Samplers())
 
 def _itself(indices: np.ndarray) -> np.ndarray:
     return indices
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"BatchSampler: {name} must be a whole number, but is {value!r}. Give the number of samples, of those in one "
-            "rank's batch, of the seed, or of threads."
-        ) from None

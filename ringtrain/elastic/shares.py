@@ -4,7 +4,6 @@
 lost when some ranks have decided and others have not: who has drawn by new shares tells them when they meet in the next one.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap import membership
 from ringtrain._runtime import statistics
+from ringtrain._runtime.arguments import whole
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allgather
@@ -32,8 +32,8 @@ def share_rules(
         TypeError: what is no whole number.
         InvalidArgumentError: numbers below 1, or rules that this job's shares cannot follow.
     """
-    most = None if most is None else _whole(sampler, "most", most)
-    multiple_of = _whole(sampler, "multiple_of", multiple_of)
+    most = None if most is None else whole(f"{sampler}: most", most)
+    multiple_of = whole(f"{sampler}: multiple_of", multiple_of)
     if (most is not None and most < 1) or multiple_of < 1:
         raise InvalidArgumentError(
             f"{sampler}: most and multiple_of must be 1 at least, but are {most} and {multiple_of}. Give numbers of samples."
@@ -73,15 +73,6 @@ def _bad_costs(sampler: str, count: int, found: str) -> str:
         f"{sampler}: cost must be numbers above 0 for each of {count} samples, but they {found}. Give their lengths, or a function "
         "of an index."
     )
-
-
-def _whole(sampler: str, name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{sampler}: {name} must be a whole number, but is {value!r}. Give a number of samples."
-        ) from None
 
 
 class Shares:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.arrays import NUMPY
-from ringtrain._training.averaging.neighbours import set_of_this_host
+from ringtrain._training.averaging.neighbours import set_of_this
 from ringtrain._training.averaging.shared import Role, Shared
 from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain._training.drift import Settings
@@ -93,11 +93,11 @@ class AveragedVariables:
     def _require_worker(self) -> Worker:
         """Makes it at the optimizer's first use, on all ranks together, and compares what they have set."""
         if self._made is None:
-            plan = Plan(self.mode.outer, self._compression, self.mode.within_host)
+            plan = Plan(self.mode.outer, self._compression, self.mode.within)
             compared = ComparedSettings(self._stepping_with, CALLED) if self.mode.compares else None
             worker = Worker(Session(self._process_set), self._period, plan, "optimizer", compared)
             worker.compare_terms()
-            self._neighbours = set_of_this_host() if self.mode.within_host is not None else None
+            self._neighbours = set_of_this(self.mode.within) if self.mode.within is not None else None
             self._made = worker
         return self._made
 

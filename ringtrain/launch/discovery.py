@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringtrain.launch.agent.processes import kill_group
 from ringtrain.launch.hosts import Host, HostsError, find_here, parse_hostfile
@@ -178,7 +178,7 @@ class Supply:
         """The next host that is to have ranks, with at most `room` slots; None if there is none at this time."""
         for name, host in self._named.items():
             if room > 0 and name not in present and now >= self._pauses.get(name, (0.0, 0.0))[1]:
-                return Host(name, min(host.slots, room), host.is_here)
+                return replace(host, slots=min(host.slots, room))
         return None
 
     def to_leave(self, present: Collection[str]) -> list[str]:

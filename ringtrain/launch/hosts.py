@@ -24,6 +24,7 @@ class Host:
     name: str
     slots: int
     is_here: bool = False  # whether it is the machine that the launcher runs on
+    site: str = ""  # where it is, among hosts that long lines connect
 
     def __str__(self) -> str:
         return f"{self.name}:{self.slots}"
@@ -38,9 +39,9 @@ def parse_hosts(text: str, slots: int = 1) -> list[Host]:
 
 
 def parse_hostfile(text: str, path: str, slots: int = 1) -> list[Host]:
-    """Reads a host file: one `host slots=4` or `host:4` a line, or `host`, `#` begins a comment. Raises HostsError."""
+    """Reads a host file: `host slots=4 site=ams`, `host:4`, or `host` a line, `#` begins a comment. Raises HostsError."""
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    hosts = [_host(re.sub(r"\s+slots\s*=\s*", ":", line), path, slots) for line in lines if line]
+    hosts = [_of_a_line(line, path, slots) for line in lines if line]
     if not hosts:
         raise HostsError(f"host file '{path}': at least one line 'host slots=N' is needed, but it names no host.")
     return _distinct(hosts)
@@ -103,6 +104,19 @@ def is_this_host(name: str) -> bool:
 def _is_own_long_name(name: str, own: str) -> bool:
     """Whether this machine's whole name begins so: a pod has it in /etc/hosts before its cluster's DNS can tell."""
     return name.startswith(own.split(".")[0] + ".") and f"{socket.getfqdn(own)}.".startswith(f"{name}.")
+
+
+def _of_a_line(line: str, path: str, slots: int) -> Host:
+    name, *fields = re.sub(r"\s*=\s*", "=", line).split()
+    sites = [field for field in fields if field.startswith("site=")]
+    site = " ".join(sites).removeprefix("site=")
+    if sites and not re.fullmatch(rf"[\w.-]{{1,{MOST_OF_A_PART}}}", site):
+        raise HostsError(
+            f"{path} '{line[:80]}': site= must be one name of at most {MOST_OF_A_PART} letters, digits, '.', '_' and '-', but is "
+            f"'{site[:80]}'. Write for example node-a slots=4 site=ams."
+        )
+    entry = " ".join([name, *(field for field in fields if field not in sites)])
+    return replace(_host(entry.replace(" slots=", ":"), path, slots), site=site)
 
 
 def _host(entry: str, source: str, default_slots: int) -> Host:

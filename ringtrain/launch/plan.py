@@ -12,8 +12,9 @@ from ringtrain.launch.hosts import Host
 from ringtrain.launch.shells import Ssh
 
 # Of this machine, this login or this shell; and CUDA_VISIBLE_DEVICES means other devices elsewhere.
+SITE = "RINGTRAIN_SITE"
 NOT_FORWARDED = ("BASH_FUNC_", "CUDA_VISIBLE_DEVICES", "DBUS_", "DISPLAY", "HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD",
-                 "PWD", "SHELL", "SHLVL", "SSH_", "TMPDIR", "USER", "WAYLAND_", "XDG_")  # fmt: skip
+                 "PWD", "SHELL", "SHLVL", "SSH_", "TMPDIR", SITE, "USER", "WAYLAND_", "XDG_")  # fmt: skip
 # The engine gives each rank its own; those of a job that the launcher itself is part of would stand in their way.
 OF_THE_ENGINE = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_", "MPI_LOCAL",
                  "HYDI_", "SLURM_PROCID", "SLURM_LOCALID", "RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_",
@@ -78,7 +79,8 @@ class Plan:
 
     def given_to(self, host: Host, environment: Mapping[str, str]) -> dict[str, str]:
         """What the launcher gives to the ranks of a host: its environment, as far as it travels, and all of -x."""
-        return {**forwarded(environment, host.is_here), **self.exported}
+        site = {SITE: host.site} if host.site else {}
+        return {**forwarded(environment, host.is_here), **site, **self.exported}
 
 
 def forwarded(environment: Mapping[str, str], is_here: bool) -> dict[str, str]:

@@ -92,8 +92,8 @@ def check_options(environment: Mapping[str, str], ranks: int) -> None:
     ranks_options.log_level(environment)
     layout = ranks_options.resolve({}, environment).get("host_layout", "")
     numbers = (
-        [int(part) for part in layout.split("+")]
-        if re.fullmatch(r"[1-9][0-9]{0,8}(\+[1-9][0-9]{0,8})*", layout)
+        [int(part) for part in re.split(r"[+|]", layout)]
+        if re.fullmatch(r"[1-9][0-9]{0,8}([+|][1-9][0-9]{0,8})*", layout)
         else []
     )
     if layout and sum(numbers) != ranks:

@@ -78,7 +78,13 @@ def expected(hosts: list[list[int]], compression: str, dtype=np.float32, prescal
 
 def hosts_of(size: int, layout: str | None, algorithm: str) -> list[list[int]]:
     """Ranks of each host."""
-    each = [1] * size if algorithm == "ring" else [int(n) for n in layout.split("+")] if layout else [size]
+    each = (
+        [1] * size
+        if algorithm == "ring"
+        else [int(n) for n in layout.replace("|", "+").split("+")]
+        if layout
+        else [size]
+    )
     ends = np.cumsum(each)
     return [list(range(end - count, end)) for count, end in zip(each, ends, strict=True)]
 

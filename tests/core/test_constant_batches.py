@@ -98,7 +98,7 @@ def test_shares_are_those_that_were_asked_for():
     """Of a whole batch exactly, of a smaller one about so, with one position at least; equal ones again among others."""
     first, second, third = orders = ranks(3, 30, 12, shares=[2, 3, 7])
     assert [order.draw() for order in orders] == [[0, 1], [2, 3, 4], [5, 6, 7, 8, 9, 10, 11]]
-    assert [len(order.draw() or []) for order in orders] == [2, 3, 7] and first.shares_left == 1
+    assert [len(order.draw() or []) for order in orders] == [2, 3, 7] and first.shares_left() == 1
     for order in orders:
         order.release({0, 2})
     assert {(order.next_position, *order.given_back) for order in orders} == {(24, 2, 3, 4, 14, 15, 16)}
@@ -145,7 +145,7 @@ def test_a_place_without_a_share_takes_the_part_of_a_lost_one():
 def test_what_a_lost_rank_had_comes_first_in_the_next_batch():
     (first, *_, last) = ranks(3, 20, 8)
     assert (first.draw(), last.draw()) == ([0, 3, 6], [2, 5])
-    assert (first.weight({0, 2}), last.weight({0, 2}), first.shares_left, last.shares_left) == (3, 2, 5, 3)
+    assert (first.weight({0, 2}), last.weight({0, 2}), first.shares_left(), last.shares_left()) == (3, 2, 5, 3)
     last.release({0, 2})
     assert (last.given_back, last.next_position) == ([1, 4, 7], 8)
     last.deal(2, 1)

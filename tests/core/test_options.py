@@ -6,6 +6,7 @@ import pytest
 from worlds import World, sizes
 
 from ringtrain._binding import options, tables
+from ringtrain._runtime import context
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "options.md"
@@ -83,6 +84,23 @@ def test_ranks_must_agree_on_what_shapes_the_exchange(size):
             World(size)
     finally:
         opening.open_in_process = original
+
+
+@pytest.mark.on_threads("opens ranks with different options")
+def test_ranks_of_a_host_must_be_at_one_site(monkeypatch):
+    from ringtrain._bootstrap import opening
+
+    original = opening.open_in_process
+    monkeypatch.setattr(
+        opening, "open_in_process", lambda hub, rank, chosen: original(hub, rank, {**chosen, "site": f"s{rank}"})
+    )
+    with World(3, "1+1+1") as world:
+        assert world.run(lambda rank: context.current().site) == [0, 1, 2]
+    with pytest.raises(
+        RingtrainError,
+        match="option site must be the same on all ranks of a host, but is 's0' on rank 0 and 's1' on rank 1",
+    ):
+        World(3, "2+1")
 
 
 def test_log_level():

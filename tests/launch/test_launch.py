@@ -93,9 +93,22 @@ def test_host_file_has_both_spellings_and_comments() -> None:
     assert parse_hostfile(text, "hosts", slots=3)[-1] == Host("node-d", 3)
 
 
+def test_host_file_names_sites() -> None:
+    text = "node-a slots=4 site=ams\nnode-b site = fra  slots = 2 # there\nnode-c\n"
+    found = parse_hostfile(text, "hosts", slots=3)
+    assert found == [Host("node-a", 4, site="ams"), Host("node-b", 2, site="fra"), Host("node-c", 3)]
+    assert [host.site for host in place(found, 5)] == ["ams", "fra"]
+
+
 @pytest.mark.parametrize(
     "text, words",
-    [("# none\n", "it names no host"), ("a slots=many", "it is 'many'"), ("a max=4", "found no host name")],
+    [
+        ("# none\n", "it names no host"),
+        ("a slots=many", "it is 'many'"),
+        ("a max=4", "found no host name"),
+        ("a site=", "site= must be one name of at most 64 letters, digits, '.', '_' and '-', but is ''"),
+        ("a slots=4 site=x site=y", "but is 'x site=y'. Write for example node-a slots=4 site=ams"),
+    ],
 )
 def test_host_file_that_cannot_be_read_is_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(HostsError, match=words) as refusal:

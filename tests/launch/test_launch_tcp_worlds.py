@@ -52,6 +52,30 @@ def test_ranks_of_pretended_hosts_exchange_tensors_over_tcp() -> None:
     assert done.returncode == 0 and done.stdout.count("fine") == 4, done
 
 
+def test_ranks_know_the_site_of_a_host_file(tmp_path) -> None:
+    """Another one, which the launcher's own machine was given, does not count."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"{HOST} slots=2 site=ams\n")
+    program = "import os; print(os.environ['RINGTRAIN_SITE'])"
+    done = run(2, program, "-hostfile", str(hosts), RINGTRAIN_SITE="fra")
+    assert sorted(done.stdout.splitlines()) == ["[0] ams", "[1] ams"], done
+
+
+def test_ranks_of_pretended_sites_exchange_tensors_over_tcp() -> None:
+    done = run(4, """
+        import numpy as np, ringtrain as rt
+        rt.init()
+        for count in (1, 1000, 100_001, 1_000_000):
+            for dtype in (np.float32, np.float16):
+                total = rt.allreduce(np.full(count, rt.rank() + 1, dtype), op=rt.Sum, name=f"{dtype} {count}")
+                assert (total == 10).all()
+        rows = rt.allgather(np.full((1000 * (1 + rt.rank()), 5), rt.rank()))
+        assert [int((rows == rank).sum()) for rank in range(4)] == [5000, 10000, 15000, 20000]
+        print("fine")
+    """, RINGTRAIN_HOST_LAYOUT="1+1|1+1")  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("fine") == 4, done
+
+
 def test_list_of_ranks() -> None:
     """The listed ranks form a world of their own; the others are told that they are not in it, or are alone."""
     done = run(4, """

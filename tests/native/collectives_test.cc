@@ -37,6 +37,7 @@ class SlowSender : public Transport {
   }
   Status StartSend(int to, int tag, const void* data, size_t bytes, Ticket* ticket) override {
     RT_TRY(wire_->StartSend(to, tag, data, bytes, ticket));
+    sent_[to] += static_cast<int64_t>(bytes);
     if (bytes >= kLong && rank() == 0) looks_left_[*ticket] = kLooks;
     return {};
   }
@@ -58,15 +59,18 @@ class SlowSender : public Transport {
   void SetDoorbell(Doorbell* doorbell) override { wire_->SetDoorbell(doorbell); }
   void Close(bool clean, double timeout_seconds) override { wire_->Close(clean, timeout_seconds); }
   std::string Describe() const override { return wire_->Describe(); }
+  // Bytes of messages so far, by receiver.
+  const std::map<int, int64_t>& sent() const { return sent_; }
 
  private:
   const std::unique_ptr<Transport> wire_;
+  std::map<int, int64_t> sent_;
   std::map<Ticket, int> looks_left_;
 };
 
 // One member: its place in the world, and the memory of its tensors.
 struct Member {
-  std::unique_ptr<Transport> transport;
+  std::unique_ptr<SlowSender> transport;
   std::unique_ptr<HostMemory> memory, alone;
   Counters counters;
   Residuals residuals;
@@ -76,14 +80,19 @@ struct Member {
 
 class Members {
  public:
-  Members(const std::vector<int>& layout, size_t chunk_bytes)
+  // sites: by host; none: all are at one.
+  Members(const std::vector<int>& layout, size_t chunk_bytes, const std::vector<std::string>& sites = {})
       : hub_(std::make_shared<Hub>(layout)), all_(hub_->size()) {
     std::vector<int> ranks(hub_->size()), host_of_rank;
+    std::vector<std::string> site_of_rank;
     std::iota(ranks.begin(), ranks.end(), 0);
-    for (size_t host = 0; host < layout.size(); ++host)
+    for (size_t host = 0; host < layout.size(); ++host) {
       host_of_rank.insert(host_of_rank.end(), layout[host], static_cast<int>(host));
+      if (!sites.empty()) site_of_rank.insert(site_of_rank.end(), layout[host], sites[host]);
+    }
     std::vector<Meeting> meetings = MeetAll(hub_);
-    for (int rank : ranks) Open(rank, std::move(meetings[rank]), MakeTopology(ranks, rank, host_of_rank), chunk_bytes);
+    for (int rank : ranks)
+      Open(rank, std::move(meetings[rank]), MakeTopology(ranks, rank, host_of_rank, site_of_rank), chunk_bytes);
   }
 
   int size() const { return static_cast<int>(all_.size()); }
@@ -287,7 +296,8 @@ void Perform(Members& members, std::vector<Exchange>* exchanges, Random* random)
       moved = true;
     }
     idle = moved ? 0 : idle + 1;
-    RT_REQUIRE(idle < 2 * SlowSender::kLooks * members.size());  // else nobody can move: a deadlock
+    // Else nobody can move: a deadlock. A step may send to each other member, and looks at one message after the other.
+    RT_REQUIRE(idle < 2 * SlowSender::kLooks * members.size() * members.size());
   }
 }
 
@@ -375,16 +385,25 @@ void CheckAgainstOracle(const Exchange& exchange, CodecOracle* oracle, int membe
 }
 
 std::vector<int> RandomLayout(Random* random) {
-  static const std::vector<std::vector<int>> layouts = {{1},    {2},    {3},       {4},       {7},         {1, 1},
-                                                        {2, 2}, {1, 3}, {1, 1, 1}, {3, 2, 2}, {1, 1, 1, 1}};
+  static const std::vector<std::vector<int>> layouts = {
+      {1}, {2}, {3}, {4}, {7}, {1, 1}, {2, 2}, {1, 3}, {1, 1, 1}, {3, 2, 2}, {1, 1, 1, 1}, {2, 1, 1, 2}};
   return layouts[Pick(random, static_cast<int64_t>(layouts.size()))];
 }
 
+// Of each host: none, or such that some sites have equally many hosts.
+std::vector<std::string> RandomSites(Random* random, size_t hosts) {
+  std::vector<std::string> sites;
+  for (size_t host = 0; host < hosts; ++host) sites.push_back(std::string(1, static_cast<char>('a' + host % 2)));
+  if (Pick(random, 2) == 0) sites.clear();
+  return sites;
+}
+
 RT_TEST(results_are_those_of_a_plain_loop_in_any_interleaving) {
-  for (uint64_t seed = 1; seed <= 150; ++seed) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
     const int before = check::Failures();
     Random random(seed);
-    Members members(RandomLayout(&random), 1 + Pick(&random, 20000));
+    const std::vector<int> layout = RandomLayout(&random);
+    Members members(layout, 1 + Pick(&random, 20000), RandomSites(&random, layout.size()));
     std::vector<Exchange> exchanges;
     for (int64_t count = 1 + Pick(&random, 4); count > 0; --count)
       exchanges.push_back(RandomExchange(&random, members.size(), kCollectives[Pick(&random, 5)], DType::kInt32));
@@ -401,7 +420,8 @@ RT_TEST(bits_do_not_depend_on_the_interleaving) {
     Random random(seed);
     const std::vector<int> layout = RandomLayout(&random);
     const size_t chunk_bytes = 1 + Pick(&random, 20000);
-    Members first(layout, chunk_bytes), second(layout, chunk_bytes);
+    const std::vector<std::string> sites = RandomSites(&random, layout.size());
+    Members first(layout, chunk_bytes, sites), second(layout, chunk_bytes, sites);
     std::vector<Exchange> once;
     for (Operation operation : {Operation::kAllreduce, Operation::kReducescatter})
       once.push_back(RandomExchange(&random, first.size(), operation, DType::kFloat32));
@@ -730,6 +750,57 @@ RT_TEST(an_allreduce_sends_the_least_bytes_there_are) {
     for (int member = 0; member < members.size(); ++member) sent += members[member].wire_bytes();
     RT_CHECK_EQ(sent, 2 * (hosts - 1) * bytes);
   }
+}
+
+// Four or six hosts at two or three sites, in turn: lines carry what each site has, once each way.
+RT_TEST(sums_cross_a_line_once) {
+  for (DType dtype : {DType::kInt32, DType::kFloat16})
+    for (int sites : {2, 3}) {
+      Random random(7);
+      std::vector<std::string> site_of_host;
+      for (int host = 0; host < 2 * sites; ++host) site_of_host.push_back(std::to_string(host % sites));
+      Members members(std::vector<int>(2 * sites, 1), 0, site_of_host);
+      Exchange exchange = RandomExchange(&random, members.size(), Operation::kAllreduce, dtype);
+      const int64_t bytes = 12 * 4096 * 4;
+      exchange.batch.tensors.resize(1);
+      exchange.batch.tensors[0].bytes = bytes;
+      for (auto* tensors : {&exchange.inputs, &exchange.outputs})
+        for (std::vector<Bytes8>& of_member : *tensors) of_member.assign(1, Bytes8(bytes));
+      std::vector<Exchange> one = {exchange};
+      Perform(members, &one, &random);
+      int64_t crossed = 0;
+      for (int member = 0; member < members.size(); ++member)
+        for (const auto& [to, sent] : members[member].transport->sent())
+          if (to % sites != member % sites) crossed += sent;
+      // Of 16-bit floats each host's own contribution goes to the part's host; then the finished parts cross.
+      const int64_t reduced = dtype == DType::kFloat16 ? 2 * (sites - 1) * bytes : (sites - 1) * bytes;
+      RT_CHECK_EQ(crossed, reduced + (sites - 1) * bytes);
+    }
+}
+
+// A small tensor goes to all hosts as it is, unless it is fused with a large one.
+RT_TEST(bits_between_sites_do_not_depend_on_what_is_fused) {
+  for (const std::vector<std::string>& sites : std::vector<std::vector<std::string>>{
+           {"a", "a", "b", "b"}, {"a", "b", "b", "a"}, {"a", "b", "c", "d"}, {"a", "b", "b", "b"}})
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Random random(3);
+      const std::vector<int> layout = {1, 2, 1, 1};
+      Exchange alone;
+      alone.batch.dtype = dtype;
+      alone.batch.reduction = Reduction::kAverage;
+      alone.batch.scaling.divisor = 5;
+      alone.batch.joined.resize(5);
+      alone.inputs.resize(5);
+      alone.outputs.resize(5);
+      AddFloats(&random, 301, &alone);
+      Exchange fused = alone;
+      AddFloats(&random, 200000, &fused);
+      Members first(layout, 0, sites), second(layout, 0, sites);
+      std::vector<Exchange> one = {alone}, other = {fused};
+      Perform(first, &one, &random);
+      Perform(second, &other, &random);
+      for (int member = 0; member < 5; ++member) RT_REQUIRE(one[0].outputs[member][0] == other[0].outputs[member][0]);
+    }
 }
 
 // Whether the result slots of a member have been written in an allreduce of a tensor of three blocks and a bit.

@@ -18,6 +18,7 @@ class AlmostAlike : public Rendezvous {
     Encoder theirs;
     theirs.Unsigned(decoder.Unsigned());
     theirs.Text(decoder.Text());  // the host
+    theirs.Text(decoder.Text());  // its site
     for (int fact = 0; !decoder.AtEnd(); ++fact) theirs.Text(decoder.Text() + (fact == other_ ? " or other" : ""));
     *all = {mine, theirs.Take()};
     return {};

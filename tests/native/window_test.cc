@@ -31,6 +31,25 @@ RT_TEST(topology_names_hosts_places_and_rings) {
   RT_CHECK_EQ(Hosts({1, 3}).most_locals, 3);
 }
 
+RT_TEST(hosts_of_a_site_follow_each_other) {
+  const auto of = [](const std::vector<std::string>& site_of_rank) {
+    std::vector<int> ranks(site_of_rank.size());
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return MakeTopology(ranks, 1, ranks, site_of_rank);
+  };
+  const Topology even = of({"a", "b", "b", "a"});
+  RT_CHECK(even.hosts == (std::vector<std::vector<int>>{{0}, {3}, {1}, {2}}));
+  RT_CHECK(even.host_of == (std::vector<int>{0, 2, 3, 1}));
+  RT_CHECK_EQ(even.my_host(), 2);
+  RT_CHECK_EQ(even.sites, 2);
+  RT_CHECK_EQ(even.hosts_of_a_site(), 2);
+  const Topology uneven = of({"a", "b", "a"});
+  RT_CHECK(uneven.hosts == (std::vector<std::vector<int>>{{0}, {2}, {1}}));
+  RT_CHECK_EQ(uneven.sites, 1);
+  RT_CHECK_EQ(of({"a", "", "b"}).sites, 3);
+  RT_CHECK_EQ(of({"", "", ""}).sites, 1);
+}
+
 RT_TEST(geometry_is_the_same_on_every_member) {
   for (const std::vector<int>& layout : kLayouts)
     for (size_t chunk : {0, 1000, 100000}) {

@@ -60,6 +60,7 @@ NOT_SIMULATED = {
     "members": "looks at what is there",
     "Drop": "an error that no other world mends ends the rank",
     "has_end_to_come": "of several optimizers, in tests/native/step_test.cc",
+    "shares_left": "looks at what is there",
     "Work": "how fast a rank is: in tests/core/test_constant_batches.py",
     "ForgetAhead": "a loader that begins anew, in tests/core/test_elastic_order.py",
     "ProcessCame": "where an engine starts the processes: in tests/native/authority_test.cc",

@@ -80,11 +80,12 @@ def train(rank, ranks, graph, make=None, samples=None, steps=STEPS, **arguments)
 METHODS = {
     "local SGD": ("1+1+1", [[0], [1], [2]], {"every": 2}, False),
     "DiLoCo": ("2+1", [[0], [1], [2]], {"every": 3, "outer": hvd.Outer(0.7, 0.9)}, False),
-    "hosts": ("2+1", [[0, 1], [2]], {"every": 2, "within_host": "exact"}, False),
+    "hosts": ("2+1", [[0, 1], [2]], {"every": 2, "within": "host"}, False),
+    "sites": ("1|1+1", [[0], [1, 2]], {"every": 2, "within": "site"}, False),
     "post-local": ("1+1", [[0], [1]], {"every": 2, "warmup": 2}, False),
     "post-local in a graph": (None, [[0], [1]], {"every": 2, "warmup": 2}, True),
     "DiLoCo in a graph": ("1+1", [[0], [1]], {"every": 2, "outer": hvd.Outer(0.7, 0.9)}, True),
-    "one host in a graph": (None, [[0, 1]], {"every": 2, "within_host": "exact"}, True),
+    "one host in a graph": (None, [[0, 1]], {"every": 2, "within": "host"}, True),
 }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ METHODS = {
 def test_ranks_are_the_oracle(method):
     layout, groups, arguments, graph = METHODS[method]
     ranks = sum(map(len, groups))
-    settings = {name: value for name, value in arguments.items() if name != "within_host"}
+    settings = {name: value for name, value in arguments.items() if name != "within"}
     expected = by_hand(groups, samples=lambda worker, step: len(groups[worker]), **settings)
     with World(ranks, layout, stall_abort_seconds=30) as world:
         found = world.run(lambda rank: train(rank, ranks, graph, **arguments))
@@ -349,7 +350,7 @@ def test_ranks_that_step_with_other_settings_are_told_where_they_average(graph):
 @pytest.mark.parametrize("arguments, text", [
     ({"every": 0}, "local steps: every must be at least 1"),
     ({"every": 2, "warmup": -2}, "local steps: warmup must be at least 0"),
-    ({"every": 2, "within_host": "x"}, "within_host must be None or 'exact'"),
+    ({"every": 2, "within": "x"}, "within must be None, 'host' or 'site'"),
     ({"every": 2, "outer": 0.5}, "outer must be None or an Outer"),
     ({"every": 2, "op": hvd.Sum}, "LocalSteps cannot be used with op=Sum"),
 ])  # fmt: skip

@@ -61,9 +61,10 @@ METHODS = {
     "local SGD": ("1+1+1", [[0], [1], [2]], {"every": 3}),
     "DiLoCo": ("2+1", [[0], [1], [2]], {"every": 4, "outer": hvd.Outer(0.7, 0.9)}),
     "post-local SGD": (None, [[0], [1], [2]], {"every": 2, "warmup": 4}),
-    "hosts": ("2+1", [[0, 1], [2]], {"every": 3, "within_host": "exact"}),
-    "hosts, DiLoCo, warm-up": ("1+2", [[0], [1, 2]], {"every": 3, "within_host": "exact", "outer": hvd.Outer(0.5, 0.8), "warmup": 3}),
-    "one host": (None, [[0, 1, 2]], {"every": 3, "within_host": "exact"}),
+    "hosts": ("2+1", [[0, 1], [2]], {"every": 3, "within": "host"}),
+    "hosts, DiLoCo, warm-up": ("1+2", [[0], [1, 2]], {"every": 3, "within": "host", "outer": hvd.Outer(0.5, 0.8), "warmup": 3}),
+    "sites": ("1+1|1", [[0, 1], [2]], {"every": 3, "within": "site"}),
+    "one host": (None, [[0, 1, 2]], {"every": 3, "within": "host"}),
 }  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def test_ranks_are_the_oracle(method, make):
     layout, groups, arguments = METHODS[method]
     model, data = network(torch.float64), batches(3, torch.float64, STEPS)
     weights = [len(group) for group in groups]  # a step of a rank
-    settings = {name: value for name, value in arguments.items() if name != "within_host"}
+    settings = {name: value for name, value in arguments.items() if name != "within"}
     expected = by_hand(model, make, data, groups, samples=lambda worker, step: weights[worker], **settings)
     with World(3, layout) as world:
         found = world.run(lambda rank: run(model, make, data, rank, 3, **arguments))
@@ -312,13 +313,13 @@ def test_sixteen_bit_parameters_add_up_changes_in_float32():
 # ---- scalers, closures, and other ways to step ----
 
 
-@pytest.mark.parametrize("within_host", [None, "exact"])
-def test_a_scaler_that_skips_on_one_rank_keeps_the_ranks_together(within_host):
+@pytest.mark.parametrize("within", [None, "host"])
+def test_a_scaler_that_skips_on_one_rank_keeps_the_ranks_together(within):
     """The step counts and changes nothing there."""
     model, data = network(), batches(3, steps=8)
 
     def on_rank(rank):
-        mine, optimizer = local(model, every=4, within_host=within_host)
+        mine, optimizer = local(model, every=4, within=within)
         scaler, scales, moved = torch.amp.GradScaler("cpu", init_scale=1024.0), [], []
         for step, batch in enumerate(data):
             x, y = share(batch, rank, 3)
@@ -337,7 +338,7 @@ def test_a_scaler_that_skips_on_one_rank_keeps_the_ranks_together(within_host):
 
     with World(3, "2+1", stall_abort_seconds=20) as world:
         found = world.run(on_rank)
-    skipping = (0,) if within_host is None else (0, 1)  # ranks with that gradient
+    skipping = (0,) if within is None else (0, 1)  # ranks with that gradient
     for rank, (mine, scale, moved, total) in enumerate(found):
         assert_same_bits(mine, found[0][0])
         assert total == 8 and scale == (512.0 if rank in skipping else 1024.0)
@@ -379,8 +380,8 @@ def test_closures_and_accumulated_passes():
             optimizer.step(closure)
         return parameters(mine)
 
-    def in_passes(rank, within_host):
-        mine, optimizer = local(model, every=2, backward_passes_per_step=2, within_host=within_host)
+    def in_passes(rank, within):
+        mine, optimizer = local(model, every=2, backward_passes_per_step=2, within=within)
         for batch in data:
             x, y = share(batch, rank, 2)
             optimizer.zero_grad()
@@ -391,11 +392,11 @@ def test_closures_and_accumulated_passes():
 
     expected = by_hand(model, sgd, data, [[0], [1]], 2)[-1]
     with World(2, "1+1") as world:
-        for found in (*world.run(with_closure), *world.run(in_passes, None), *world.run(in_passes, "exact")):
+        for found in (*world.run(with_closure), *world.run(in_passes, None), *world.run(in_passes, "host")):
             assert_all_close(found, expected, **CLOSE)
     together = by_hand(model, sgd, data, [[0, 1]], 2)[-1]
     with World(2) as world:
-        for found in world.run(in_passes, "exact"):
+        for found in world.run(in_passes, "host"):
             assert_all_close(found, together, **CLOSE)
 
 
@@ -473,7 +474,7 @@ def resumed(rank, ranks, model, data, stops, make=adam, own=True, saves=lambda o
     return parameters(mine)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"warmup": 5}, {"within_host": "exact"}], ids=["plain", "warm-up", "hosts"])
+@pytest.mark.parametrize("arguments", [{}, {"warmup": 5}, {"within": "host"}], ids=["plain", "warm-up", "hosts"])
 def test_a_run_that_each_rank_continues_has_the_same_bits(arguments):
     """Saved at a synchronisation, within a period, and within the exact steps."""
     model, data = network(torch.float64), batches(2, torch.float64, STEPS)
@@ -572,10 +573,10 @@ EXACT: dict = {"every": None}
     (({"every": 2}, {"every": 3}), "every must be the same on all ranks, but is 2 on rank 0 and 3 on rank 1"),
     (({"outer": hvd.Outer()}, {}), r"outer must be the same on all ranks, but is \[0.7, 0.9\] on rank 0 and None on rank 1"),
     (({}, {"compression": hvd.Compression.int4}), "compression must be the same on all ranks, but is none on rank 0"),
-    (({"within_host": "exact"}, {}), "within_host must be the same on all ranks, but is exact on rank 0 and None on rank 1"),
+    (({"within": "host"}, {}), "within must be the same on all ranks, but is host on rank 0 and None on rank 1"),
     (({}, {"warmup": 3}), "warmup must be the same on all ranks, but is 0 on rank 0 and 3 on rank 1"),
     ((EXACT, {}), "optimizer.0"),
-    ((EXACT, {"within_host": "exact"}), "optimizer.0"),
+    ((EXACT, {"within": "host"}), "optimizer.0"),
     ((EXACT, {"warmup": 3}), "optimizer.0"),
 ])  # fmt: skip
 def test_other_arguments_on_a_rank_are_one_error_on_all(of_ranks, text):
@@ -714,7 +715,7 @@ def test_a_rank_that_dies_leaves_the_others_at_the_same_common_copy():
     ({"every": "often"}, "local steps: every must be an integer, but is 'often'"),
     ({"warmup": -1}, "local steps: warmup must be at least 0"),
     ({"outer": 0.7}, "local steps: outer must be None or an Outer, but is 0.7"),
-    ({"within_host": "sum"}, "within_host must be None or 'exact', but is 'sum'"),
+    ({"within": "sum"}, "within must be None, 'host' or 'site', but is 'sum'"),
     ({"op": hvd.Sum}, "LocalSteps cannot be used with op=Sum"),
     ({"op": hvd.Adasum}, "LocalSteps cannot be used with op=Adasum"),
     ({"average_aggregated_gradients": True}, "LocalSteps cannot be used with average_aggregated_gradients"),

@@ -231,7 +231,7 @@ def test_a_rank_without_data_and_hosts_as_workers():
     model, data = network(torch.float64), batches(3, torch.float64, 9)
 
     def on_rank(rank):
-        mine, optimizer = streaming(model, every=3, fragments=3, overlap=2, within_host="exact", warmup=2)
+        mine, optimizer = streaming(model, every=3, fragments=3, overlap=2, within="host", warmup=2)
         for batch in data[: 9 if rank < 2 else 5]:
             train(mine, optimizer, [share(batch, rank, 3)])
         optimizer.join()

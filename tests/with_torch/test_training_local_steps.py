@@ -13,8 +13,8 @@ import ringtrain.torch as hvd
 pytestmark = pytest.mark.least_ranks(2)
 
 
-@pytest.mark.parametrize("within_host", [None, "exact"])
-def test_ranks_are_the_oracle_after_each_synchronisation(world, within_host):
+@pytest.mark.parametrize("within", [None, "host"])
+def test_ranks_are_the_oracle_after_each_synchronisation(world, within):
     ranks = world.size
     model, data, outer = network(torch.float64), batches(ranks, torch.float64, 6), hvd.Outer(0.7, 0.9)
 
@@ -23,9 +23,9 @@ def test_ranks_are_the_oracle_after_each_synchronisation(world, within_host):
         optimizer = hvd.DistributedOptimizer(
             sgd(mine.parameters()),
             mine.named_parameters(),
-            mode=hvd.LocalSteps(every=2, outer=outer, within_host=within_host),
+            mode=hvd.LocalSteps(every=2, outer=outer, within=within),
         )
-        workers = [[each] for each in range(ranks)] if within_host is None else [list(range(ranks))]
+        workers = [[each] for each in range(ranks)] if within is None else [list(range(ranks))]
         expected = by_hand(model, sgd, data, workers, 2, outer)
         for number in range(3):
             train(mine, optimizer, [share(batch, rank, ranks) for batch in data[2 * number : 2 * number + 2]])

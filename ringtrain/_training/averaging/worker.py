@@ -43,12 +43,12 @@ class Plan:
     Attributes:
         outer: None for plain averaging.
         compression: of what parameters have changed; a row of ``tables.COMPRESSIONS``.
-        within_host: ``"exact"`` or None, for the terms.
+        within: what is one worker, for the terms.
     """
 
     outer: Outer | None = None
     compression: str = "none"
-    within_host: str | None = None
+    within: str | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Worker:
             **self._fragments.terms(),
             "warmup": self.period.warmup,
             "outer": None if outer is None else [outer.rate, outer.momentum],
-            "within_host": self.plan.within_host,
+            "within": self.plan.within,
             "compression": self.plan.compression,
             "replicas": "differ" if self._compared is None else "equal",
         }

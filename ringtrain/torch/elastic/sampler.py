@@ -368,7 +368,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._follow_world()
         if self._follower is None:
             return self.num_samples
-        left = self._open.shares_left if isinstance(self._open, BatchOrder) else self._open.draws_left
+        left = self._open.shares_left() if isinstance(self._open, BatchOrder) else self._open.draws_left
         return self._samples_given + left
 
 

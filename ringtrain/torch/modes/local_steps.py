@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ringtrain._training.averaging.neighbours import set_of_this_host
+from ringtrain._training.averaging.neighbours import set_of_this
 from ringtrain._training.averaging.shared import Role, Shared
 from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
 from ringtrain._training.mode import LocalSteps
@@ -63,10 +63,10 @@ class LocalStepsMode(AroundSteps):
         mode: LocalSteps = wrapping.mode
         process_set = wrapping.process_set
         compared = ComparedSettings(settings_of(optimizer), CALLED) if mode.compares else None
-        plan = Plan(mode.outer, wrapping.by_core or "none", mode.within_host)
+        plan = Plan(mode.outer, wrapping.by_core or "none", mode.within)
         worker = Worker(Session(process_set), mode.period(), plan, "optimizer", compared)
         worker.compare_terms()  # before a rank waits for what others of other terms never do
-        neighbours = set_of_this_host() if mode.within_host is not None else None
+        neighbours = set_of_this(mode.within) if mode.within is not None else None
 
         def make_exact(warms_up: bool) -> SynchronousMode | None:
             members = process_set if warms_up else neighbours
