@@ -135,6 +135,7 @@ class TcpTransport : public Transport {
     message.peer = peer;
     message.tag = static_cast<uint32_t>(tag);
     message.receives = receives;
+    message.on_credit = false;
     message.sequence = message.cut = message.moved = message.found = 0;
     message.state.store(Message::kUnderWay, std::memory_order_relaxed);
     connections_.Start(&message);

@@ -161,6 +161,11 @@ RecordHeader PieceHeader(uint32_t tag, uint32_t sequence, uint32_t length, uint3
   return header;
 }
 
+RecordHeader OnCredit(RecordHeader header) {
+  header.type = RecordType::kOnCredit;
+  return header;
+}
+
 }  // namespace
 
 // ---- sealed records ----
@@ -314,6 +319,10 @@ RT_TEST(messages_arrive_whatever_moves_first) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     std::mt19937 random(seed);
     Pair pair(1 + random() % 3, seed);
+    for (Exchange& end : pair.ends) {
+      if (random() % 2 == 0) end.CutInto(static_cast<uint32_t>(1 + random() % 30000));
+      if (random() % 2 == 0) end.NoteFar();
+    }
     Traffic traffic(&random);
     std::vector<std::pair<Message*, Traffic::Entry>> sent, received;
     std::vector<bool> stands(pair.lane_count(), false);
@@ -375,7 +384,7 @@ RT_TEST(credit_bounds_what_waits_and_comes_back) {
   pair.Settle(1 << 20);
   size_t left = 0;
   for (Message* send : sends) left += Pair::Complete(send) ? 1 : 0;
-  RT_CHECK(left > 10 && left * 50000 <= Exchange::kCredit);
+  RT_CHECK(left > 10 && left * 50000 <= Exchange::kNearCredit);
   for (uint32_t round = 0; round < 20; ++round)
     for (uint32_t number = 0; number < 100; ++number) {
       Message* receive = pair.Receive(1, 1, 50000);
@@ -408,6 +417,42 @@ RT_TEST(large_messages_wait_for_their_receive_and_use_no_other_memory) {
   Message* receive = pair.Receive(1, 9, 1 << 20);
   pair.Settle(1 << 20);
   RT_CHECK(Pair::Complete(send) && Pair::Complete(receive));
+}
+
+RT_TEST(on_a_long_line_large_messages_leave_before_their_receive_up_to_their_credit) {
+  Pair pair(2);
+  pair.ends[0].NoteFar();
+  pair.ends[0].CutInto(30000);
+  std::vector<Message*> sends;
+  for (uint32_t number = 0; number < 12; ++number) sends.push_back(pair.Send(0, number % 2, Content(1 << 20, number)));
+  pair.Settle(1 << 20);
+  size_t left = 0;
+  for (Message* send : sends) left += Pair::Complete(send) ? 1 : 0;
+  RT_CHECK_EQ(left, size_t{7});  // and what they cost beside their bytes
+  for (uint32_t round = 0; round < 2; ++round) {
+    for (uint32_t number = 0; number < 12; ++number) {
+      Message* receive = pair.Receive(1, number % 2, 1 << 20);
+      if (round == 1) pair.Send(0, number % 2, Content(1 << 20, number));
+      pair.Settle(1 << 20);
+      RT_CHECK(Pair::Complete(receive));
+      RT_CHECK(pair.TextOf(receive) == Content(1 << 20, number));
+    }
+  }
+  RT_CHECK(pair.fault == nullptr);
+  RT_CHECK(!pair.ends[0].bulky() && !pair.ends[1].bulky());
+}
+
+// Whoever waits for a size that does not come gives its credit back all the same.
+RT_TEST(messages_of_the_wrong_size_use_no_credit_up) {
+  Pair pair(1);
+  for (uint32_t number = 0; number < 100; ++number) {
+    Message* receive = pair.Receive(1, 4, 100);
+    Message* send = pair.Send(0, 4, Content(60000, number));
+    pair.Settle(5000);
+    RT_CHECK_EQ(receive->state.load(), uint32_t{Message::kWrongSize});
+    RT_CHECK(Pair::Complete(send));
+  }
+  RT_CHECK(pair.fault == nullptr);
 }
 
 RT_TEST(a_size_that_differs_is_told_to_the_receiver) {
@@ -459,7 +504,14 @@ RT_TEST(pieces_that_nobody_asked_for_are_faults) {
       {{PieceHeader(5, 0, 200000, 0, 200000), PieceHeader(5, 0, 10, 0, 200000)}, "belongs to a message that has ended"},
       {{PieceHeader(5, 0, 100000, 0, 200000), PieceHeader(5, 0, 100001, 0, 200000)}, "repeats what has come"},
       {{PieceHeader(5, 0, 100000, 0, 200000), PieceHeader(5, 0, 100000, 100000, 200001)}, "contradicts an earlier one"},
-      {{PieceHeader(1, 0, 10, 0, 10), PieceHeader(1, 0, 10, 0, 10)}, "repeats what has come"},
+      {{OnCredit(PieceHeader(1, 0, 10, 0, 10)), OnCredit(PieceHeader(1, 0, 10, 0, 10))}, "repeats what has come"},
+      {{OnCredit(PieceHeader(1, 0, 0, 0, 0)), OnCredit(PieceHeader(1, 0, 0, 0, 0))}, "repeats what has come"},
+      {{OnCredit(PieceHeader(1, 0, 10, 0, 20)), PieceHeader(1, 0, 10, 10, 20)}, "contradicts an earlier one"},
+      {{PieceHeader(5, 0, 100000, 0, 200000), OnCredit(PieceHeader(5, 0, 1, 100000, 200000))},
+       "contradicts an earlier one"},
+      {{OnCredit(PieceHeader(1, 0, 10, 0, 9 << 20))}, "goes beyond its credit"},
+      {{OnCredit(PieceHeader(5, 0, 200000, 0, 200000)), OnCredit(PieceHeader(5, 0, 10, 0, 200000))},
+       "belongs to a message that has ended"},
   };
   for (const Fault& fault : faults) {
     Exchange exchange(kEpoch);
@@ -482,8 +534,8 @@ RT_TEST(pieces_that_nobody_asked_for_are_faults) {
   const char* found = nullptr;
   uint32_t sequence = 0;
   for (char* into = nullptr; found == nullptr; ++sequence) {
-    found = exchange.Place(PieceHeader(1, sequence, 60000, 0, 60000), &into);
-    if (found == nullptr) exchange.PieceArrived(PieceHeader(1, sequence, 60000, 0, 60000));
+    found = exchange.Place(OnCredit(PieceHeader(1, sequence, 60000, 0, 60000)), &into);
+    if (found == nullptr) exchange.PieceArrived(OnCredit(PieceHeader(1, sequence, 60000, 0, 60000)));
   }
   RT_CHECK_EQ(std::string(found), std::string("goes beyond its credit"));
   RT_CHECK(sequence * 60000 <= Exchange::kCredit + 60000);

@@ -368,6 +368,7 @@ void Connections::LookAtLine(Peer* peer) {
   peer->line.Note(sample, congestion);
   const int streams = plan_.streams > 0 ? plan_.streams : peer->line.streams();
   const size_t used = static_cast<size_t>(plan_.links(peer->rank) * streams);
+  if (peer->line.is_long()) peer->exchange.NoteFar();
   const uint32_t piece_bytes = peer->line.PieceBytes(streams);
   if (used == peer->used && piece_bytes == peer->piece_bytes) return;
   peer->used = used;

@@ -13,12 +13,18 @@ void Exchange::StartSend(Message* message) {
   if (message->bytes > kSmallBytes) ++bulky_;
   const Key key = KeyOf(message->tag, message->sequence);
   if (granted_.erase(key) > 0) return large_.push_back(message);
-  if (message->bytes <= kSmallBytes && Cost(message->bytes) <= credit_) {
-    credit_ -= Cost(message->bytes);
-    return small_.push_back(message);
+  if (!MayLeaveOnCredit(message->bytes)) {
+    waiting_[key] = message;
+    return Tell(RecordType::kAsk, message->tag, message->sequence, message->bytes);
   }
-  waiting_[key] = message;
-  Tell(RecordType::kAsk, message->tag, message->sequence, message->bytes);
+  message->on_credit = true;
+  credit_ -= static_cast<uint32_t>(Cost(message->bytes));
+  (message->bytes <= kSmallBytes ? small_ : large_).push_back(message);
+}
+
+bool Exchange::MayLeaveOnCredit(uint32_t bytes) const {
+  const uint64_t most = is_far_ ? kCredit : kNearCredit, lent = kCredit - credit_;
+  return (is_far_ || bytes <= kSmallBytes) && lent + Cost(bytes) <= most;
 }
 
 bool Exchange::NextPiece(Piece* piece) {
@@ -28,7 +34,7 @@ bool Exchange::NextPiece(Piece* piece) {
   piece->message = message;
   piece->data = message->data + message->cut;
   RecordHeader& header = piece->header;
-  header.type = RecordType::kPiece;
+  header.type = message->on_credit ? RecordType::kOnCredit : RecordType::kPiece;
   header.epoch = epoch_;
   header.tag = message->tag;
   header.sequence = message->sequence;
@@ -51,13 +57,12 @@ void Exchange::PieceLeft(const Piece& piece) {
 void Exchange::StartReceive(Message* message) {
   message->sequence = next_receive_[message->tag]++;
   if (message->bytes > kSmallBytes) ++bulky_;
-  const auto incoming = incoming_.try_emplace(KeyOf(message->tag, message->sequence)).first;
-  const bool announced = incoming->second.announced;
-  incoming->second.message = message;
-  if (announced && incoming->second.total != message->bytes) return RefuseSize(incoming);
-  if (incoming->second.whole) return Unstage(incoming);
-  const bool arriving = incoming->second.placed > 0;
-  if (!arriving && (announced || message->bytes > kSmallBytes)) Ready(incoming);
+  const auto found = incoming_.try_emplace(KeyOf(message->tag, message->sequence)).first;
+  Incoming& incoming = found->second;
+  incoming.message = message;
+  if (incoming.announced && incoming.total != message->bytes) return RefuseSize(found);
+  if (incoming.whole) return Finish(found);
+  if (!incoming.came && (incoming.announced || message->bytes > kSmallBytes)) Ready(found);
 }
 
 void Exchange::Ready(IncomingMap::iterator incoming) {
@@ -66,13 +71,13 @@ void Exchange::Ready(IncomingMap::iterator incoming) {
   Tell(RecordType::kReady, message.tag, message.sequence, message.bytes);
 }
 
-// The message came before its receive.
-void Exchange::Unstage(IncomingMap::iterator incoming) {
-  Incoming& from = incoming->second;
-  if (from.total > 0) std::memcpy(from.message->data, from.staged.data(), from.total);
-  End(from.message, Message::kComplete);
-  ReturnCredit(from.total);
-  incoming_.erase(incoming);
+// All of it is there, and its receive is posted.
+void Exchange::Finish(IncomingMap::iterator found) {
+  const Incoming& incoming = found->second;
+  if (!incoming.staged.empty()) std::memcpy(incoming.message->data, incoming.staged.data(), incoming.total);
+  End(incoming.message, Message::kComplete);
+  ReturnCredit(incoming);
+  incoming_.erase(found);
 }
 
 void Exchange::RefuseSize(IncomingMap::iterator incoming) {
@@ -82,32 +87,40 @@ void Exchange::RefuseSize(IncomingMap::iterator incoming) {
   refused.refused = true;
 }
 
+// Whether the message that a header names was started here.
+bool Exchange::IsPast(const std::unordered_map<uint32_t, uint32_t>& next, const RecordHeader& header) {
+  const auto found = next.find(header.tag);
+  return found != next.end() && header.sequence - found->second > UINT32_MAX / 2;
+}
+
 const char* Exchange::Place(const RecordHeader& header, char** memory) {
-  if (header.type != RecordType::kPiece || header.epoch != epoch_ || !header.Fits() || header.length > kPieceBytes ||
-      (header.length == 0 && header.total > 0))
+  const bool on_credit = header.type == RecordType::kOnCredit;
+  if ((header.type != RecordType::kPiece && !on_credit) || header.epoch != epoch_ || !header.Fits() ||
+      header.length > kPieceBytes || (header.length == 0 && header.total > 0))
     return "cannot be read";
   const Key key = KeyOf(header.tag, header.sequence);
-  const auto next = next_receive_.find(header.tag);
-  const bool posted = next != next_receive_.end() && header.sequence - next->second > UINT32_MAX / 2;
-  if (posted && incoming_.count(key) == 0) return "belongs to a message that has ended";
+  if (IsPast(next_receive_, header) && incoming_.count(key) == 0) return "belongs to a message that has ended";
   const auto found = incoming_.try_emplace(key).first;
   Incoming& incoming = found->second;
-  if (incoming.announced && incoming.total != header.total) return "contradicts an earlier one";
+  const bool is_first = !std::exchange(incoming.came, true);
+  if ((incoming.announced && incoming.total != header.total) || (!is_first && incoming.on_credit != on_credit))
+    return "contradicts an earlier one";
   incoming.announced = true;
   incoming.total = header.total;
   if (uint64_t{incoming.placed} + header.length > header.total || incoming.whole) return "repeats what has come";
   incoming.placed += header.length;
   if (incoming.message != nullptr && incoming.message->bytes != header.total) RefuseSize(found);
-  if (!incoming.told && !incoming.refused) {
-    if (header.total > kSmallBytes || header.length != header.total)
-      return "belongs to a message that nobody asked for";
+  if (!on_credit && !incoming.told && !incoming.refused) return "belongs to a message that nobody asked for";
+  if (on_credit && is_first) {
     if (staged_ + Cost(header.total) > kCredit) return "goes beyond its credit";
-    staged_ += Cost(header.total);
+    staged_ += static_cast<uint32_t>(Cost(header.total));
+    incoming.on_credit = true;
+    if (incoming.message == nullptr && !incoming.refused) incoming.staged.resize(header.total);
   }
   *memory = nullptr;
   if (incoming.refused) return nullptr;
-  if (incoming.message == nullptr) incoming.staged.resize(header.length);
-  *memory = incoming.message != nullptr ? incoming.message->data + header.offset : &incoming.staged[0];
+  *memory = (incoming.staged.empty() && incoming.message != nullptr ? incoming.message->data : incoming.staged.data()) +
+            header.offset;
   return nullptr;
 }
 
@@ -115,22 +128,19 @@ void Exchange::PieceArrived(const RecordHeader& header) {
   const auto found = incoming_.find(KeyOf(header.tag, header.sequence));
   if (found == incoming_.end()) return;
   Incoming& incoming = found->second;
-  if (incoming.refused) return;
-  if (incoming.message == nullptr || !incoming.staged.empty()) {  // posted before, or while it came
-    incoming.whole = true;
-    if (incoming.message != nullptr) Unstage(found);
-    return;
-  }
-  incoming.message->moved += header.length;
-  if (incoming.message->moved < incoming.message->bytes) return;
-  End(incoming.message, Message::kComplete);
-  if (!incoming.told) ReturnCredit(incoming.total);
+  incoming.arrived += header.length;
+  if (incoming.arrived < incoming.total) return;
+  incoming.whole = true;
+  if (incoming.message != nullptr) return Finish(found);
+  if (!incoming.refused) return;  // until its receive is posted
+  ReturnCredit(incoming);
   incoming_.erase(found);
 }
 
-void Exchange::ReturnCredit(uint32_t bytes) {
-  returned_ += Cost(bytes);
-  if (returned_ < kCredit / 4) return;
+void Exchange::ReturnCredit(const Incoming& incoming) {
+  if (!incoming.on_credit) return;
+  returned_ += static_cast<uint32_t>(Cost(incoming.total));
+  if (returned_ < kNearCredit / 4) return;
   staged_ -= returned_;
   Tell(RecordType::kReturned, 0, 0, std::exchange(returned_, 0));
 }
@@ -159,12 +169,12 @@ const char* Exchange::HearControl(const RecordHeader& header) {
   const Key key = KeyOf(header.tag, header.sequence);
   if (header.type == RecordType::kReady) {
     const auto waiting = waiting_.find(key);
-    if (waiting == waiting_.end()) {
+    if (waiting != waiting_.end()) {
+      large_.push_back(waiting->second);
+      waiting_.erase(waiting);
+    } else if (!IsPast(next_send_, header)) {  // else it has left on credit
       granted_.insert(key);
-      return nullptr;
     }
-    large_.push_back(waiting->second);
-    waiting_.erase(waiting);
     return nullptr;
   }
   if (header.type == RecordType::kReturned) {
@@ -173,9 +183,8 @@ const char* Exchange::HearControl(const RecordHeader& header) {
     return nullptr;
   }
   if (header.type != RecordType::kAsk) return "cannot be read";
-  const auto next = next_receive_.find(header.tag);
-  const bool posted = next != next_receive_.end() && header.sequence - next->second > UINT32_MAX / 2;
-  if (posted && incoming_.count(key) == 0) return nullptr;  // kReady had crossed the question, and all has come
+  if (IsPast(next_receive_, header) && incoming_.count(key) == 0)
+    return nullptr;  // kReady had crossed the question, and all has come
   const auto found = incoming_.try_emplace(key).first;
   Incoming& incoming = found->second;
   if (incoming.announced) return incoming.total == header.total ? nullptr : "contradicts an earlier one";

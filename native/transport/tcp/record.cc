@@ -19,7 +19,7 @@ void RecordHeader::Encode(char* to) const {
 
 bool RecordHeader::Decode(const char* from, RecordHeader* header) {
   const auto type = GetNumber<uint32_t>(from + 4);
-  if (type < static_cast<uint32_t>(RecordType::kFrame) || type > static_cast<uint32_t>(RecordType::kLeave))
+  if (type < static_cast<uint32_t>(RecordType::kFrame) || type > static_cast<uint32_t>(RecordType::kOnCredit))
     return false;
   header->type = static_cast<RecordType>(type);
   header->length = GetNumber<uint32_t>(from);

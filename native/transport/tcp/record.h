@@ -16,11 +16,12 @@ namespace ringtrain {
 
 enum class RecordType : uint8_t {
   kFrame = 1,     // control: part of a frame; offset and total tell which
-  kPiece = 2,     // data: part of a message
+  kPiece = 2,     // data: part of a message that its receiver is ready for
   kReady = 3,     // control: the receive of this message is posted, its pieces may come
   kAsk = 4,       // control: a message of `total` bytes waits for its kReady
-  kReturned = 5,  // control: `total` is credit for small messages, given back
+  kReturned = 5,  // control: `total` is credit, given back
   kLeave = 6,     // control: the sender leaves of its own will; nothing follows
+  kOnCredit = 7,  // data: part of a message that its receiver may not be ready for
 };
 
 struct RecordHeader {
