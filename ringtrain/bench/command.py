@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -131,9 +132,8 @@ def _prepare(chosen: argparse.Namespace) -> None:
 
 
 def _start_ranks(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
-    needs_mpi = bool({"mpi", "horovod"} & set(getattr(chosen, "peers", ())))
     itself = [sys.executable, "-m", chosen.package, *arguments]
-    flags = ["--transport", "mpi"] if needs_mpi and "RINGTRAIN_TRANSPORT" not in environment() else []
+    flags = ["--transport", "mpi"] if shaped.needs_mpi(chosen) and "RINGTRAIN_TRANSPORT" not in environment() else []
     return subprocess.call(
         [sys.executable, "-m", "ringtrain.launch", "-np", str(chosen.ranks), "--share-gpus", *flags, *itself]
     )
@@ -180,7 +180,9 @@ def hosts_options(
 
 
 def transports_options(parser: argparse.ArgumentParser, default: list[str]) -> None:
-    """What carries ours between hosts."""
+    """What carries ours between hosts: without mpi4py no MPI does, unless it is asked for."""
+    if importlib.util.find_spec("mpi4py") is None:
+        default = ["tcp"]
     parser.add_argument(
         "--transports",
         type=choices(*TRANSPORTS),

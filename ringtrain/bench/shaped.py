@@ -55,7 +55,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
         codes, written = [], []
         for count in chosen.ranks_per_host:
             for python in chosen.pythons or [sys.executable]:
-                codes.append(_run(one, names, count, chosen.package, further, python))
+                codes.append(_run(chosen, one, names, count, further, python))
                 if chosen.json and os.path.exists(chosen.json):
                     written.append(documents.read(chosen.json))
                     os.unlink(chosen.json)  # the next job writes its own
@@ -80,8 +80,7 @@ def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     names = [f"host-{number}" for number in range(1, hosts_needed + 1)]
     with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         further = _addresses_of(network) if hasattr(chosen, "addresses") else []
-        ranks = chosen.ranks_a_host
-        return _run(network[names[0]], names, ranks, chosen.package, [*arguments, *further], sys.executable)
+        return _run(chosen, network[names[0]], names, chosen.ranks_a_host, [*arguments, *further], sys.executable)
 
 
 def _addresses_of(network: hosts.Network) -> list[str]:
@@ -115,6 +114,11 @@ def measured_rate(one: hosts.Host, other: hosts.Host, link: int = 0) -> float:
         server.wait()
 
 
+def needs_mpi(chosen: argparse.Namespace) -> bool:
+    """Whether something is measured that runs over an MPI, which must then have started the ranks."""
+    return bool({"mpi", "horovod"} & {*getattr(chosen, "transports", ()), *getattr(chosen, "peers", ())})
+
+
 def rate_in(report: str) -> float:
     """The slower way's bytes per second in iperf3's JSON report.
 
@@ -130,10 +134,16 @@ def rate_in(report: str) -> float:
 
 
 def _run(
-    first: hosts.Host, names: Sequence[str], ranks_per_host: int, package: str, arguments: Sequence[str], python: str
+    chosen: argparse.Namespace,
+    first: hosts.Host,
+    names: Sequence[str],
+    ranks_per_host: int,
+    arguments: Sequence[str],
+    python: str,
 ) -> int:
     listed = ",".join(f"{name}:{ranks_per_host}" for name in names)
-    line = [python, "-m", "ringtrain.launch", "--transport", "mpi", "-np", str(len(names) * ranks_per_host), "-H", listed,
-            "--share-gpus", python, "-m", package, *arguments]  # fmt: skip
+    transport = "mpi" if needs_mpi(chosen) else "tcp"
+    line = [python, "-m", "ringtrain.launch", "--transport", transport, "-np", str(len(names) * ranks_per_host), "-H", listed,
+            "--share-gpus", python, "-m", chosen.package, *arguments]  # fmt: skip
     environment = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
     return subprocess.call(first.command(*line), env=environment)

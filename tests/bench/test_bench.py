@@ -14,7 +14,7 @@ from benchmarks import __main__ as further
 from benchmarks import launch
 from benchmarks.models import MODELS
 from ringtrain.bench import __main__ as command_line
-from ringtrain.bench import hosts
+from ringtrain.bench import hosts, shaped
 from ringtrain.bench.command import run as run_module
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
@@ -364,3 +364,18 @@ def test_embedding(tmp_path):
     sharded = written["results"][0]
     assert sharded["verified"] is True
     assert sharded["least_bytes"] < max(sharded["sent_bytes"])
+
+
+@pytest.mark.parametrize(
+    "options, needs",
+    [
+        ({"transports": ["tcp"], "peers": ["gloo"]}, False),
+        ({"transports": ["mpi", "tcp"]}, True),
+        ({"transports": ["tcp"], "peers": ["mpi"]}, True),
+        ({"peers": ["horovod"]}, True),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_an_mpi_starts_ranks_only_where_something_of_it_is_measured(options, needs):
+    assert shaped.needs_mpi(SimpleNamespace(**options)) is needs

@@ -65,7 +65,7 @@ def test_each_job_of_shaped_hosts_stands_in_the_file(monkeypatch, tmp_path):
     chosen = command_line.COMMAND.parser().parse_args(["wire", "--json", str(file), "--ranks-per-host", "1,2"])
     chosen.measured_rate = 1.0
 
-    def job(first, names, ranks_per_host, package, arguments, python):
+    def job(chosen, first, names, ranks_per_host, arguments, python):
         assert not file.exists()
         documents.write(file, document("wire", result("ringtrain", 1.0, np=2 * ranks_per_host)))
         return 0
