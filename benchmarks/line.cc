@@ -3,7 +3,8 @@
 //
 //     line BITS_PER_SECOND DELAY_MICROSECONDS LOST_OF_A_MILLION BUFFER_BYTES SEED SITES DEVICE...
 //
-// It makes the devices, says so by a line, and carries until it is killed. The packet for an address that ends in k
+// It makes the devices, says so by a line, and carries until its input ends. A line of input with the first four
+// numbers changes them; what is under way arrives as it would have. The packet for an address that ends in k
 // goes to the kth device. The devices are at sites, as many at each, one site behind the other; within a site packets
 // arrive at once. What the devices of a site send to others leaves at the rate, one packet behind the other; the buffer
 // in front of that is bounded, and a packet that finds no room is dropped. The delay comes behind it, one way.
@@ -40,11 +41,11 @@ int64_t Now() {
 }
 
 struct Line {
-  double bits_per_second;
-  int64_t delay;  // nanoseconds
-  double lost;    // share of the packets
-  int64_t buffer_bytes;
-  size_t sites;
+  double bits_per_second = 0;
+  int64_t delay = 0;  // nanoseconds
+  double lost = 0;    // share of the packets
+  int64_t buffer_bytes = 0;
+  size_t sites = 0;
 
   int64_t TimeFor(int64_t bytes) const {
     return static_cast<int64_t>(static_cast<double>(bytes) * 8e9 / bits_per_second);
@@ -83,25 +84,40 @@ class Carrier {
     for (const char* name : names) devices_.push_back({OpenTun(name), devices_.size() * line.sites / names.size(), {}});
   }
 
+  // Until the input ends.
   void Run() {
-    for (;;) {
-      Wait();
+    while (Wait()) {
       for (Device& device : devices_) Take(&device);
       for (Device& device : devices_) Deliver(&device);
     }
   }
 
  private:
-  void Wait() {
+  // False if the input has ended.
+  bool Wait() {
     int64_t next = kNever;
-    std::vector<pollfd> polled;
+    std::vector<pollfd> polled = {{STDIN_FILENO, POLLIN, 0}};
     for (const Device& device : devices_) {
       polled.push_back({device.descriptor, POLLIN, 0});
       if (!device.under_way.empty()) next = std::min(next, device.under_way.front().arrives);
     }
     const int64_t wait = std::max<int64_t>(next - Now(), 0);
     const timespec timeout = {wait / 1000000000, wait % 1000000000};
-    ppoll(polled.data(), polled.size(), next == kNever ? nullptr : &timeout, nullptr);
+    if (ppoll(polled.data(), polled.size(), next == kNever ? nullptr : &timeout, nullptr) <= 0) return true;
+    return polled[0].revents == 0 || Change();
+  }
+
+  bool Change() {
+    char text[256] = "";
+    const ssize_t got = read(STDIN_FILENO, text, sizeof text - 1);
+    long long delay = 0, buffer_bytes = 0;
+    double lost = 0;
+    if (std::sscanf(text, "%lf %lld %lf %lld", &line_.bits_per_second, &delay, &lost, &buffer_bytes) == 4) {
+      line_.delay = delay * 1000;
+      line_.lost = lost * 1e-6;
+      line_.buffer_bytes = buffer_bytes;
+    }
+    return got > 0;
   }
 
   void Take(Device* from) {
@@ -139,7 +155,7 @@ class Carrier {
     [[maybe_unused]] const ssize_t written = write(devices_[static_cast<size_t>(to)].descriptor, packet, bytes);
   }
 
-  const Line line_;
+  Line line_;
   std::mt19937 random_;
   std::uniform_real_distribution<double> share_;
   std::vector<int64_t> free_at_;  // by site: when the last packet that it sends has left

@@ -97,7 +97,8 @@ class Line:
         self.sites = sites or len(network.hosts)
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(network.hosts, start=1)}
         names = [f"line-{number}" for number in range(1, 1 + len(network.hosts))]
-        self._process = subprocess.Popen([program(), *kind.arguments(seed), str(self.sites), *names], stdout=subprocess.PIPE,
+        command = [program(), *kind.arguments(seed), str(self.sites), *names]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          preexec_fn=partial(end_with, os.getpid()))  # fmt: skip
         try:
             assert self._process.stdout is not None
@@ -119,8 +120,16 @@ class Line:
         """Ends the process, and with it the devices."""
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def change(self, kind: Kind) -> None:
+        """From now on it is like that. Packets that are under way arrive as they would have."""
+        self.kind = kind
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{' '.join(kind.arguments(0)[:-1])}\n".encode())
+        self._process.stdin.flush()
 
     def processor_seconds(self) -> float:
         """What the process has used so far: where that nears the time, the line is slower than it says."""

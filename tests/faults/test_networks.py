@@ -10,12 +10,14 @@ import subprocess
 import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import needs
 import pytest
 from environments import PATHS, rank_environment, ringtrainrun
 
+from benchmarks.lines import INTERFACE, Kind, Line
 from ringtrain.bench.hosts import Network
 
 pytestmark = [
@@ -72,9 +74,9 @@ def start(mpi: str, network: Network, tmp_path: Path) -> Iterator:
     """Starts a rank on each of two hosts, and waits until both are at work."""
     started: list[subprocess.Popen] = []
 
-    def start(dead_after: int) -> subprocess.Popen:
+    def start(dead_after: int, *flags: str) -> subprocess.Popen:
         started.append(network["node-a"].start(
-            *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", "python", "-c", textwrap.dedent(STEPS), str(tmp_path)),
+            *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", *flags, "python", "-c", textwrap.dedent(STEPS), str(tmp_path)),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             env=rank_environment(PYTHONPATH=PATHS, RINGTRAIN_DEAD_AFTER_SECONDS=str(dead_after))))  # fmt: skip
         await_files(tmp_path, "at-work-0", "at-work-1")
@@ -91,6 +93,12 @@ def await_files(folder: Path, *names: str) -> None:
     while missing := [name for name in names if not list(folder.glob(name))]:
         assert time.monotonic() < deadline, f"waited {SECONDS:.0f} s for {missing}, but found {os.listdir(folder)}"
         time.sleep(0.05)
+
+
+def await_steps(folder: Path, more: int) -> None:
+    """Waits until rank 1 has done so many more steps."""
+    done = len(list(folder.glob("step-1-*")))
+    await_files(folder, f"step-1-{done + more}")
 
 
 @OPENMPI_OR_TCP
@@ -129,6 +137,37 @@ def test_a_cut_that_heals_in_time_is_survived(start, network: Network, tmp_path:
     (tmp_path / "enough").touch()
     _, said = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 0 and not list(tmp_path.glob("heard-*")), said
+
+
+@pytest.mark.long
+@needs.machine("" if os.path.exists("/dev/net/tun") else "needs /dev/net/tun")
+@pytest.mark.parametrize("mpi", [pytest.param("tcp", marks=pytest.mark.tcp)])
+def test_a_line_that_becomes_another_loses_nobody(start, network: Network, tmp_path: Path) -> None:
+    """What is on a line that is cut for a while, slow, lossy or far arrives, and the job goes on."""
+    begins = Kind(mbit=50, round_trip_ms=20)
+    cut = replace(begins, loss_percent=100)
+    kinds = [
+        begins,
+        cut,
+        begins,
+        replace(begins, mbit=5),
+        replace(begins, loss_percent=1),
+        replace(begins, round_trip_ms=200),
+        begins,
+    ]
+    with Line(network, begins) as line:
+        launcher = start(15, "--network-interfaces", INTERFACE)
+        (tmp_path / "count").touch()
+        for kind in kinds:
+            line.change(kind)
+            if kind == cut:
+                time.sleep(5)  # a third of the silence after which a rank counts as dead
+            else:
+                await_steps(tmp_path, 4)
+        (tmp_path / "enough").touch()
+        _, said = launcher.communicate(timeout=SECONDS)
+    assert launcher.returncode == 0 and not list(tmp_path.glob("heard-*")), said
+    assert "rank" not in said, said
 
 
 @OPENMPI_OR_TCP
