@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
 import subprocess
 from pathlib import Path
 
@@ -43,16 +42,16 @@ PART = {
 
 
 def run(
-    job: Job, frame: tuple[str, dict[str, str]], *flags: str, code: int = 0, **variables: str
+    job: Job, frame: tuple[str, dict[str, str]], *flags: str, code: int | None = 0, **variables: str
 ) -> subprocess.CompletedProcess:
-    """Runs a program under the launcher, which ends with a code; a slot gets a rank again only if others wait for it."""
+    """Runs a program under the launcher, which ends with a code, None for any; a slot gets a rank again only if others wait for it."""
     program, own = frame
     python, script = python_with("tcp"), Path(__file__).with_name(program)
     cooldown = "1" if "JOINED" in variables else "60"
     pauses = ["--blacklist-cooldown-range", cooldown, cooldown] if "--elastic" in flags else []
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), *pauses, *flags, python, str(script)]
     done = job.run(*line, seconds=SECONDS, env=rank_environment(**{**QUIET, **own, **variables}))
-    assert done.returncode == code, done.stdout + done.stderr[-6000:]
+    assert code in (None, done.returncode), done.stdout + done.stderr[-6000:]
     return done
 
 
@@ -225,10 +224,13 @@ def test_a_stop_that_one_rank_alone_has_heard_stops_all(job: Job) -> None:
 @pytest.mark.long
 @every_frame
 def test_a_release_before_all_are_whole_would_be_found(frame: tuple[str, dict[str, str]], job: Job) -> None:
-    """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world."""
+    """A planted fault: rank 0 uses what rank 2 does not hold. They notice that in the next world.
+
+    The first that does ends. How the job ends depends on whether the other one has noticed it, too, by then.
+    """
     planted = "import ringtrain.elastic.vote as vote; vote.Vote.cast = lambda self, drawn: iter(())"
     faults = json.dumps(PART)
-    done = run(job, frame, "--elastic", "-np", "2:3", code=128 + signal.SIGKILL, FAULTS=faults, PLANTED=planted)
+    done = run(job, frame, "--elastic", "-np", "2:3", code=None, FAULTS=faults, PLANTED=planted)
     assert "a window was released that not all ranks held" in done.stderr
 
 
