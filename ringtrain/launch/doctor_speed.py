@@ -46,10 +46,7 @@ def measure(command: Sequence[str], hosts: Sequence[Host], flags: Mapping[str, o
         deadline, found = time.monotonic() + SECONDS_TO_BEGIN, None
         while time.monotonic() < deadline:
             if job.poll() is not None:
-                raise click.ClickException(
-                    f"--speed: the script must train for some {SECONDS_TO_SETTLE:g} s at least, but has ended with code {job.returncode}. "
-                    "Give it more epochs, and a State or Elastic with a sampler."
-                )
+                raise click.ClickException(_ended_with(job.returncode))
             time.sleep(SECONDS_BETWEEN)
             told = _asked(before)
             if told and found is None:
@@ -72,7 +69,7 @@ def _launched(command: Sequence[str], hosts: Sequence[Host], flags: Mapping[str,
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    elastic = ["--transport", "tcp", "--elastic", "--batch", "balanced"]
+    elastic = ["--transport", "tcp", "--elastic", "--batch", "balanced", "--launcher-grace", "0"]
     launch = [sys.executable, "-m", "ringtrain.launch", *elastic, "-np", str(ranks)]
     return [*launch, *named, *given, *command]
 
@@ -110,6 +107,15 @@ def _hosts_of(ranks_of: Mapping[str, Sequence[int]], count: int) -> list[str]:
 
 
 # ---- pure ----
+
+
+def _ended_with(code: int) -> str:
+    if code:
+        return f"--speed: the script must train, but has failed with code {code}. Its error is above; the command comes behind --."
+    return (
+        f"--speed: the script must train for some {SECONDS_TO_SETTLE:g} s at least, but has ended with code 0. "
+        "Give it more epochs, and a State or Elastic with a sampler."
+    )
 
 
 def speed_report(found: Speeds) -> list[str]:

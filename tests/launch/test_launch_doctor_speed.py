@@ -58,6 +58,27 @@ def test_a_script_that_ends_too_soon(tmp_path: Path) -> None:
 
 
 @pytest.mark.tcp
+def test_a_script_that_fails() -> None:
+    python = python_with("tcp")
+    line = [
+        python,
+        "-m",
+        "ringtrain.launch.commands",
+        "doctor",
+        "--speed",
+        "--",
+        python,
+        "-c",
+        "import sys; sys.exit(3)",
+    ]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=280, env=rank_environment())
+    assert (
+        done.returncode == 1 and "the script must train, but has failed with code 3. Its error is above" in done.stderr
+    )
+    assert "--resume" not in done.stderr
+
+
+@pytest.mark.tcp
 def test_a_command_and_the_flag_come_together(tmp_path: Path) -> None:
     done = doctor(tmp_path, 1)
     assert done.returncode == 2 and "--speed must come with a command" in done.stderr
