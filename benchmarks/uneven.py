@@ -6,7 +6,6 @@ With ``--curve`` there is one job with balanced shares, whose last rank has half
 """
 
 import argparse
-import collections
 import json
 import os
 import subprocess
@@ -20,7 +19,6 @@ from typing import Any
 GROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 5000  # microseconds: a slow machine does not compute in bursts
 BATCH = 256  # of a rank with an equal share
-BIN = 1.0  # seconds of a point of the curve
 WAYS = ("ddp", "constant", "balanced")
 Step = Callable[[Any, Any], None]
 Training = tuple[Step, Any, Iterable[int]]  # of a batch; the loader; epochs
@@ -85,23 +83,26 @@ def _draw(ranks: Sequence[Steps], seconds: float, file: Path) -> None:
     from matplotlib import pyplot
 
     figure, (speed, shares) = pyplot.subplots(2, 1, sharex=True, figsize=(7.0, 4.5), layout="constrained")
-    begun = min(steps[0][0] for steps in ranks)
-    by_second: dict[int, int] = collections.Counter()
+    begun = ranks[0][0][0]
+    batches = [sum(samples for _, samples in of_a_step) for of_a_step in zip(*ranks, strict=False)]
+    ends = [at - begun for at, _ in ranks[0]][: len(batches)]
+    speed.step(
+        ends[1:],
+        [batch / (end - before) for batch, end, before in zip(batches[1:], ends[1:], ends, strict=False)],
+        where="pre",
+        color="#1f5fbf",
+    )
     for rank, steps in enumerate(ranks):
-        for at, samples in steps:
-            by_second[int((at - begun) / BIN)] += samples
         shares.step(
             [at - begun for at, _ in steps], [samples for _, samples in steps], where="pre", label=f"rank {rank}"
         )
-    bins = range(int(seconds / BIN))
-    speed.step([BIN * (place + 1) for place in bins], [by_second[place] / BIN for place in bins], color="#1f5fbf")
     for each in (speed, shares):
         each.axvspan(seconds / 3, 2 * seconds / 3, color="#eeeeee")
         each.set_ylim(bottom=0)
     speed.set_ylabel("samples a second")
     shares.set_ylabel("samples of a batch")
     shares.set_xlabel(f"seconds; rank {len(ranks) - 1} has half of its cores in the grey third")
-    shares.legend(loc="upper right")
+    shares.legend(loc="lower center", ncols=len(ranks))
     figure.savefig(file, metadata={"Date": None})
     print(file)
 
@@ -122,13 +123,14 @@ def run_rank(way: str, model: str, codec: str, seconds: float, folder: str, core
     """Trains, and writes its steps."""
     rank = int(os.environ.get("RANK", os.environ.get("RINGTRAIN_RANK", 0)))
     trained = _keras_steps(way) if model == "keras" else _torch_steps(way, model, codec)
-    _limit(rank, cores[rank])
     steps: Steps = []
     part = -1
     for samples in trained:
         now = time.monotonic()
+        if not steps:  # which may compile, for minutes with a part of a core
+            _limit(rank, cores[rank])
         steps.append((now, samples))
-        begun = steps[0][0]  # the first one may compile
+        begun = steps[0][0]
         if way == "curve" and rank == len(cores) - 1 and part != int(3 * (now - begun) / seconds):
             part = int(3 * (now - begun) / seconds)
             _limit(rank, cores[rank] / (1 + (part == 1)))
