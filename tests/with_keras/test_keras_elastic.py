@@ -1,5 +1,7 @@
 """Elastic states and callbacks of Keras on TensorFlow; tests/faults/test_elastic_frames.py has real jobs."""
 
+import threading
+
 import elastic_checks as checks
 import keras
 import numpy as np
@@ -342,10 +344,26 @@ def test_what_fit_refuses_beside_a_sampler(alone):
 
 
 def test_data_that_are_read_ahead_are_refused(alone):
-    """Of ranks that come and go it would not be known who has used them."""
+    """Of ranks that come and go it would not be known who has used them. What happens to be read in time harms nobody."""
 
     def check(_rank):
         model, elastic, sampler, load, _ = sampled()
+        drawn, drawn_twice, take = [], threading.Event(), sampler.take
+
+        def note_and_take():
+            try:
+                take()
+            finally:
+                drawn.append(1)
+                if len(drawn) > 1:
+                    drawn_twice.set()
+
+        def slow_loss(expected, found):  # of a step that lasts until the next batch is read
+            assert drawn_twice.wait(60)
+            return keras.losses.mean_squared_error(expected, found)
+
+        sampler.take = note_and_take
+        model.compile(model.optimizer, slow_loss, run_eagerly=True)
         data = hvd.elastic.batches(sampler, load).prefetch(3)
         with pytest.raises(Exception, match="must be read when their step begins, but are read ahead"):
             model.fit(data, epochs=1, initial_epoch=elastic.epoch, callbacks=[elastic], verbose=0)
