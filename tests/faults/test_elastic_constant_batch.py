@@ -287,7 +287,7 @@ def test_bounds_that_cannot_be_kept(most: str, flags: tuple[str, ...], words: st
     python = python_with("tcp")
     source = program("torch.nn.Identity", False) + textwrap.dedent(TRAINING)
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", f"2:{PLANNED}"]
-    hosts = "--host-discovery-script", "echo localhost:2"
+    hosts = "--host-discovery-script", "echo localhost:2", "--blacklist-cooldown-range", "1", "1"
     bounds = json.dumps({slot: {"most": int(most)} for slot in "01"})
     environment = rank_environment(OMP_NUM_THREADS="1", BOUNDS=bounds)
     done = job.run(*line, *hosts, *flags, python, "-c", source, seconds=SECONDS, env=environment)
