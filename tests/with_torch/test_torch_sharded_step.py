@@ -684,6 +684,7 @@ LOOKS = {
     "norms of rows": lambda model: model[0].weight.grad.norm(dim=0),
     "other factors for each element": lambda model: model[0].weight.grad.mul_(torch.ones(37, 12)),
     "a number": lambda model: model[0].bias.grad.tolist(),
+    "factors for others": lambda model: torch.ones(37).mul_(model[0].bias.grad),
     "NumPy": lambda model: model[0].bias.grad.numpy().sum(),
     "a further backward pass": lambda model: model(batch(0, 0)).sum().backward(),
 }
@@ -706,6 +707,20 @@ def test_looking_at_elements_of_a_gradient_is_refused(look, when):
 
     with World(2) as world:
         world.run(on_rank)
+
+
+def test_a_gradient_of_one_number_is_no_factor():
+    def on_rank(rank):
+        scale = torch.nn.Parameter(torch.ones(()))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([scale], lr=1.0), [("s", scale)], mode=hvd.ShardedStep())
+        (2 * scale).backward()
+        with pytest.raises(RingtrainError, match="expected nobody to use its elements"):
+            torch.ones(3).mul_(scale.grad)
+        optimizer.step()
+        return scale.item()
+
+    with World(2) as world:
+        assert world.run(on_rank) == [-1.0, -1.0]
 
 
 def test_gradients_are_given_up_and_dropped():

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ringtrain._runtime.process_sets import ranks_of
-from ringtrain._training.shares import laid_out
+from ringtrain._training.shares import Piece, laid_out
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.gradients import Group, Member, ReductionSettings, dense_gradient
-from ringtrain.torch.modes.sharded_gradients import SentGradient
+from ringtrain.torch.modes.sharded_gradients import SentGradients
 from ringtrain.torch.tensors import buffer_of, finish, received
 
 
@@ -19,7 +19,7 @@ class SharedBucket(Group):
         name: of its operations.
         members: the parameters, in the order in which they lie in it.
         how: of the optimizer.
-        make_sent: makes what stands in ``p.grad`` for the gradient of a parameter that was sent.
+        gradients: those of the optimizer that were sent.
 
     Attributes:
         parameters: of the members.
@@ -27,9 +27,7 @@ class SharedBucket(Group):
         has_sums: whether gradients have come that no step has used, on all ranks alike.
     """
 
-    def __init__(
-        self, name: str, members: list[Member], how: ReductionSettings, make_sent: Callable[[Member], SentGradient]
-    ):
+    def __init__(self, name: str, members: list[Member], how: ReductionSettings, gradients: SentGradients):
         super().__init__(name, members)
         self._context, self._process_set = how.session.context, how.session.process_set_id
         ranks = ranks_of(self._context, self._process_set) or []
@@ -39,9 +37,11 @@ class SharedBucket(Group):
         self._flat: torch.Tensor | None = None  # what is sent; made anew where an operation may still read it
         self._sums: torch.Tensor | None = None  # what is received
         self._is_one = self._layout.counts == (self._layout.total,)
-        self.sent = [make_sent(member) for member in members]
-        for piece in self._layout.pieces(ranks.index(self._context.rank)):
-            self.sent[piece.tensor].share_in(self._values, piece)
+        pieces = {piece.tensor: piece for piece in self._layout.pieces(ranks.index(self._context.rank))}
+        self.sent = [
+            gradients.add(member.parameter, member.name, pieces.get(place, Piece(place, 0, 0, 0)), self._values)
+            for place, member in enumerate(members)
+        ]
         self.has_sums = False
         self._came: Sequence[Member] = ()  # whose gradients are under way
 
@@ -67,7 +67,7 @@ class SharedBucket(Group):
         )  # fmt: skip
         self._came = members
         for member in members:
-            member.parameter.grad = self._sent_of(member)
+            member.parameter.grad = self.sent[self._place(member)]
 
     def require_world(self, how: ReductionSettings) -> None:
         """Raises the error that says what to do where the world of the shares has ended."""
@@ -77,8 +77,8 @@ class SharedBucket(Group):
                 "ended, and the shares with it. In the new world wrap a new optimizer, and load a state that was consolidated."
             )
 
-    def _sent_of(self, member: Member) -> SentGradient:
-        return self.sent[member.index - self.members[0].index]
+    def _place(self, member: Member) -> int:
+        return member.index - self.members[0].index
 
     @torch.no_grad()
     def _filled(self, members: Sequence[Member], how: ReductionSettings) -> torch.Tensor:
@@ -90,14 +90,14 @@ class SharedBucket(Group):
             self._flat = like.new_zeros(self._layout.total)
         elif len(members) < len(self.members):
             self._flat.zero_()
-        first = self.members[0].index
-        torch._foreach_copy_([self.place_of(self._flat, member.index - first) for member in members], dense)
+        views = self._views(self._flat)
+        torch._foreach_copy_([views[self._place(member)] for member in members], dense)
         return self._flat
 
-    def place_of(self, flat: torch.Tensor, index: int) -> torch.Tensor:
-        """Where a parameter's elements lie in all of the bucket's, in its shape."""
-        count, offset = self._layout.counts[index], self._layout.offsets[index]
-        return flat[offset : offset + count].view(self.parameters[index].shape)
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Where the elements of each parameter lie in all of the bucket's, in its shape."""
+        runs = zip(self.parameters, self._layout.offsets, self._layout.counts, strict=True)
+        return [flat[offset : offset + count].view(each.shape) for each, offset, count in runs]
 
     def hold(self) -> RingtrainError | None:
         """Waits for this rank's share; returns the error. Then no parameter of these has a gradient."""
@@ -114,7 +114,7 @@ class SharedBucket(Group):
     def release(self, _: object = None) -> None:
         """Gives the sums to this rank's parts."""
         for member in self._came:
-            self._sent_of(member).take(self._sums)
+            self.sent[self._place(member)].take(self._sums)
             member.note_result()
         self.has_sums |= bool(self._came)
         self.forget()
@@ -143,6 +143,14 @@ class SharedBucket(Group):
                 )
         return False
 
+    @torch.no_grad()
+    def read(self) -> dict[torch.Tensor, torch.Tensor]:
+        """For an update: this rank's parts, by parameter, with the values and gradients that are there now."""
+        self.has_sums = False
+        for sent in self.sent:
+            sent.read()
+        return {sent.parameter: sent.part for sent in self.sent if sent.part is not None}
+
     def exchange_values(self) -> Callable[[], None]:
         """Each rank sends its share of the values to all; returns when they are there, with what takes them."""
         target = self.parameters[0].detach()
@@ -159,5 +167,4 @@ class SharedBucket(Group):
         if every is None:  # they are in the parameter
             torch.autograd.graph.increment_version(self.parameters[0])  # as who writes it by torch's functions
             return
-        targets = [parameter.detach() for parameter in self.parameters]
-        torch._foreach_copy_(targets, [self.place_of(every, index) for index in range(len(targets))])
+        torch._foreach_copy_([parameter.detach() for parameter in self.parameters], self._views(every))

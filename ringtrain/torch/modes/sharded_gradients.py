@@ -4,10 +4,9 @@ So torch's own ``clip_grad_norm_``, ``clip_grad_value_`` and ``GradScaler`` work
 finite, are those of all ranks, which ask together; factors and limits are applied to this rank's part.
 """
 
-import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import torch
@@ -16,8 +15,6 @@ from ringtrain._binding.buffers import as_buffer
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece
 from ringtrain.errors import UnsupportedError
-from ringtrain.torch.modes.base import State
-from ringtrain.torch.modes.sharded_checkpoint import StateShard
 
 _aten = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
@@ -33,23 +30,60 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
-class SentGradient(torch.Tensor):
-    """The gradient of one parameter. It has no elements: who looks at them raises the error that says what to do.
+class Placeholder(torch.Tensor):
+    """A tensor of a parameter's shape without elements: who looks at them raises the error that says what to do.
+
+    Attributes:
+        called: the parameter's name.
+        piece: of the elements, which this rank has elsewhere.
+        refusal: of a kind: the error, with places for the name, and for what was found.
+    """
+
+    called: str
+    piece: Piece
+    refusal: str
+
+    @classmethod
+    def like(cls, whole: torch.Tensor, dtype: torch.dtype, name: str, piece: Piece) -> Any:
+        """The one of a tensor."""
+        how = {"strides": whole.stride(), "dtype": dtype, "device": whole.device}
+        made = torch.Tensor._make_wrapper_subclass(cls, whole.shape, **how)
+        made.called, made.piece = name, piece
+        return made
+
+    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+        """Without elements."""
+        return (
+            f"{type(self).__name__}('{self.called}', shape={tuple(self.shape)}, dtype={self.dtype}, has={self.piece})"
+        )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise UnsupportedError(self.refusal % (self.called, "a copy or a pickle"))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable, types: Sequence[type], args: Sequence = (), kwargs: dict[str, object] | None = None
+    ) -> Any:
+        name = next((each.called for each in _flat([*args, *(kwargs or {}).values()]) if isinstance(each, cls)), "")
+        raise UnsupportedError(cls.refusal % (name, func))
+
+
+class SentGradient(Placeholder):
+    """The gradient of one parameter.
 
     Attributes:
         part: of the parameter, which this rank updates, with its gradient; None for none.
     """
 
+    refusal = (
+        "gradient of '%s': expected nobody to use its elements after backward() with ShardedStep, since each rank has a "
+        "share of the sum alone, but found %s. Norms, factors, limits and GradScaler are right, on all ranks together; "
+        "call zero_grad() before the next backward(), or use another mode."
+    )
     part: torch.nn.Parameter | None
     _parameter: weakref.ref[torch.Tensor]  # which has this one: Python would not find the circle
-    _piece: Piece
-    _name: str
     _of_all: "SentGradients"
     _norms: dict[float, torch.Tensor]  # by order
-
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        """Without elements."""
-        return f"SentGradient('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -57,11 +91,6 @@ class SentGradient(torch.Tensor):
         parameter = self._parameter()
         assert parameter is not None  # the optimizer has it, or it has this gradient
         return parameter
-
-    def share_in(self, values: torch.Tensor, piece: Piece) -> None:
-        """Makes the part in this rank's share of the values."""
-        self._piece = piece
-        self.part = torch.nn.Parameter(values[piece.at :][: piece.last - piece.first], requires_grad=False)
 
     @property
     def is_in_place(self) -> bool:
@@ -72,69 +101,32 @@ class SentGradient(torch.Tensor):
         """The part gets its gradient from what this rank has received."""
         self._norms.clear()
         if self.part is not None:
-            self.part.grad = sums[self._piece.at :][: len(self.part)]
+            self.part.grad = sums[self.piece.at :][: len(self.part)]
 
     def read(self) -> None:
         """The part gets the values that the parameter holds, and that one's gradient, whoever has put them there."""
         if self.part is not None:
-            self.part.copy_(self._cut(self.parameter.detach()))
+            self.part.copy_(self.cut(self.parameter.detach()))
             gradient = self.parameter.grad
             if gradient is not self:
-                self.part.grad = None if gradient is None else self._cut(gradient.detach().to_dense())
+                self.part.grad = None if gradient is None else self.cut(gradient.detach().to_dense())
 
-    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.reshape(-1)[self._piece.first : self._piece.last]
-
-    # ---- the optimizer's state ----
-
-    def part_of(self, value: object) -> object:
-        """Its part of a value of the parameter's state: of the elements, where that has some for each, else all of it."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        return (self._cut(value.detach()) if value.shape == self.parameter.shape else value.detach()).clone()
-
-    def own_state(self, state: dict[torch.Tensor, State]) -> tuple[Piece, State] | None:
-        """The part's, with its place; None where there is none."""
-        return None if self.part not in state else (self._piece, dict(state[self.part]))
-
-    def shards_of(self, name: str, state: dict[torch.Tensor, State]) -> State:
-        """The part's, of which values with an element for each of the parameter's are shards of the whole ones."""
-        assert self.part is not None
-        return {
-            key: StateShard.of(name, self.shape, value, self._piece) if _fits(value, self._piece) else value
-            for key, value in state[self.part].items()
-        }
-
-    def take_shards(self, values: State) -> State:
-        """The part's state of such shards, or of whole values."""
-        return {key: each.own if isinstance(each, StateShard) else self.part_of(each) for key, each in values.items()}
-
-    def put_together(self, whole: State, piece: Piece, part: State) -> None:
-        """Adds what a rank has of the state to that of the parameter."""
-        for key, value in part.items():
-            if _fits(value, piece):
-                if key not in whole:
-                    whole[key] = torch.zeros(self.parameter.shape, dtype=value.dtype)
-                whole[key].view(-1)[piece.first : piece.last] = value
-            else:
-                whole[key] = value
-
-    # ---- what is done with it ----
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's elements of a tensor of the parameter's shape."""
+        return whole.reshape(-1)[self.piece.first : self.piece.last]
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Callable, types: Sequence[type], args: Sequence = (), kwargs: dict[str, object] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        target, others = args[0], [*args[1:], *kwargs.values()]
-        listed = target if isinstance(target, (list, tuple)) else [target]
-        among = itertools.chain(listed, *(each if isinstance(each, (list, tuple)) else [each] for each in others))
-        sent = [each for each in among if isinstance(each, SentGradient)]
+        target, others = args[0], [*args[1:], *(kwargs or {}).values()]
+        listed = list(_flat([target]))
+        sent = [each for each in listed if isinstance(each, cls)]
         if func in _DETACHING:
             return target
         if func in _NORMS and len(others) <= 1 and all(each.is_in_place for each in sent):
             norms = [_norm(each, *others) for each in listed]
-            return norms[0] if listed is not target else norms
+            return norms[0] if isinstance(target, torch.Tensor) else norms
         if func in _ZEROING:
             for each in listed:
                 _zero(each)
@@ -142,11 +134,11 @@ class SentGradient(torch.Tensor):
             sent[0]._of_all.unscale(list(_values_of(listed)), *others)
         elif func in _ELEMENTWISE and not any(_has_elements(each) for each in others):
             values = list(_values_of(listed))
-            for each in [values] if listed is target and values else values:
-                func(each, *args[1:], **kwargs)
+            for each in values if isinstance(target, torch.Tensor) else filter(None, [values]):
+                func(each, *args[1:], **(kwargs or {}))
         else:
-            raise UnsupportedError(_refusal(sent, func))
-        return target if listed is not target else None
+            super().__torch_dispatch__(func, types, args, kwargs)
+        return target if isinstance(target, torch.Tensor) else None
 
 
 class SentGradients:
@@ -154,22 +146,19 @@ class SentGradients:
 
     Args:
         session: the rank, and those that share the gradients.
-
-    Attributes:
         prefix: of the names of operations, in the one world that the shares have.
     """
 
-    def __init__(self, session: Session):
-        self.prefix = ""
-        self._session = session
+    def __init__(self, session: Session, prefix: str):
+        self._session, self._prefix = session, prefix
         self._sent: list[SentGradient] = []
 
-    def add(self, parameter: torch.Tensor, name: str) -> SentGradient:
-        """Makes the one of a parameter."""
-        made: SentGradient = torch.Tensor._make_wrapper_subclass(
-            SentGradient, parameter.shape, strides=parameter.stride(), dtype=parameter.dtype, device=parameter.device
-        )
-        made._parameter, made.part, made._name, made._of_all, made._norms = weakref.ref(parameter), None, name, self, {}
+    def add(self, parameter: torch.Tensor, name: str, piece: Piece, values: torch.Tensor) -> SentGradient:
+        """Makes the one of a parameter, whose part lies in this rank's share of the values."""
+        made: SentGradient = SentGradient.like(parameter, parameter.dtype, name, piece)
+        made._parameter, made._of_all, made._norms = weakref.ref(parameter), self, {}
+        own = values[piece.at :][: piece.last - piece.first]
+        made.part = torch.nn.Parameter(own, requires_grad=False) if len(own) else None
         self._sent.append(made)
         return made
 
@@ -197,18 +186,18 @@ class SentGradients:
     def _reduced(self, what: str, own: np.ndarray, reduction: str) -> list[float]:
         buffer, session = as_buffer(own), self._session
         session.context.submit(
-            "allreduce", f"{self.prefix}.{what}", [buffer], [buffer],
+            "allreduce", f"{self._prefix}.{what}", [buffer], [buffer],
             reduction=reduction, process_set=session.process_set_id, waits=True,
         ).wait()  # fmt: skip
         return [float(each) for each in own]
 
 
-def _fits(value: object, piece: Piece) -> bool:
-    """Whether a value of a part's state has an element for each of the part's."""
-    return isinstance(value, torch.Tensor) and value.shape == (piece.last - piece.first,)
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from value if isinstance(value, (list, tuple)) else [value]
 
 
-def _values_of(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _values_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The memory to be changed; norms that were asked for before are known no more."""
     for each in tensors:
         if not isinstance(each, SentGradient):
@@ -220,7 +209,7 @@ def _values_of(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _has_elements(value: object) -> bool:
-    return isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+    return isinstance(value, (list, tuple, Placeholder)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
 def _norm(tensor: torch.Tensor, p: float = 2.0) -> torch.Tensor:
@@ -236,12 +225,3 @@ def _zero(tensor: torch.Tensor) -> None:
         tensor.parameter.grad = torch.zeros_like(tensor.parameter.detach())
     else:
         tensor.zero_()
-
-
-def _refusal(sent: Sequence[SentGradient], func: Callable) -> str:
-    name = sent[0]._name if sent else ""
-    return (
-        f"gradient of '{name}': expected nobody to use its elements after backward() with ShardedStep, since each rank has a "
-        f"share of the sum alone, but found {func}. Norms, factors, limits and GradScaler are right, on all ranks together; "
-        "call zero_grad() before the next backward(), or use another mode."
-    )

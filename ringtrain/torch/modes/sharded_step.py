@@ -86,14 +86,12 @@ class ShardedStepMode(SynchronousMode):
         groups = _grouped(names)
         make_replica = settings.make_replica and partial(_comparing_settings, settings.make_replica)
         settings = replace(settings, mode=_outline(settings.mode, names, groups), make_replica=make_replica)
-        self._gradients = SentGradients(settings.session)
         self._buckets: list[SharedBucket] = []
         super().__init__(settings, passes_per_step, averages_passes, makes_buckets=False, make_group=self._make_bucket)
-        self._gradients.prefix = self.prefix
+        self._gradients = SentGradients(settings.session, self.prefix)
         self._world = self.context
         self._arrivals = Arrivals(model)
         self._sender = ThreadPoolExecutor(UNDER_WAY, "ringtrain.values")
-        self._state = SharedState(lambda: self._refer(), settings.session, self.prefix, self._buckets)
         self._withheld: list[tuple[torch.Tensor, torch.Tensor]] = []  # while the user's step finds nothing to do
         self._failure: str | None = None
         self._has_warned = False
@@ -104,16 +102,14 @@ class ShardedStepMode(SynchronousMode):
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Around its steps."""
-        self._refer = weakref.ref(optimizer)
+        self._state = SharedState(optimizer, self.settings.session, self.prefix, self._buckets)
         # A thread of the sender may have this mode for a moment longer than the optimizer lives.
-        weakref.finalize(optimizer, _serve_no_more, self._world.serving, weakref.ref(self)).atexit = False
+        weakref.finalize(optimizer, self._world.serving.discard, self).atexit = False
         super().attach(optimizer)
 
     def _make_bucket(self, name: str, members: list[Member]) -> SharedBucket:
-        sent = self._gradients
-        made = SharedBucket(name, members, self.settings, lambda member: sent.add(member.parameter, member.name))
-        self._buckets.append(made)
-        return made
+        self._buckets.append(SharedBucket(name, members, self.settings, self._gradients))
+        return self._buckets[-1]
 
     def add(self, names: Mapping[torch.Tensor, str]) -> None:
         """Takes over parameters that were added to the optimizer, in buckets of their own."""
@@ -127,7 +123,7 @@ class ShardedStepMode(SynchronousMode):
             self.flush()
             if not self._state.is_whole:
                 self._state.consolidate(None)
-                self._state.take_whole()
+                self._state.make_whole()
             super().close()
         else:
             self._arrivals.give_up()
@@ -172,13 +168,13 @@ class ShardedStepMode(SynchronousMode):
         self.flush()
         super().before_step(optimizer, args, kwargs)
         self._state.deal_out()
-        trained = [parameter for bucket in self._buckets for parameter in bucket.parameters]
         due = [bucket for bucket in self._buckets if bucket.is_due()]
         awaited = self._arrivals.let_wait() if due else set()
         try:
             for bucket in due:
-                self._update_share(optimizer, bucket)
+                self._step_with(optimizer, bucket.read())
                 self._arrivals.expect(bucket.parameters, partial(_take, self._sender.submit(bucket.exchange_values)))
+            trained = [parameter for bucket in self._buckets for parameter in bucket.parameters]
             for parameter in trained:
                 if parameter not in awaited:
                     self._arrivals.wait_for(parameter)
@@ -199,23 +195,17 @@ class ShardedStepMode(SynchronousMode):
         for bucket in self._buckets[:1]:
             bucket.require_world(self.settings)
 
-    def _update_share(self, optimizer: torch.optim.Optimizer, bucket: SharedBucket) -> None:
-        """The user's own step, over this rank's parts of one bucket."""
-        with torch.no_grad():
-            for sent in bucket.sent:
-                sent.read()
-        self._step_with(optimizer, {sent.parameter: sent.part for sent in bucket.sent if sent.part is not None})
-
     def _step_with(self, optimizer: torch.optim.Optimizer, parts: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """The user's own step, with parts in place of parameters, and without those that have none."""
-        groups = optimizer.param_groups
+        groups, state = optimizer.param_groups, optimizer.state
         optimizer.param_groups = [
             {**group, "params": [parts[p] for p in group["params"] if p in parts]} for group in groups
         ]
+        optimizer.state = {part: state[parameter] for parameter, part in parts.items()}
         try:
             self._update(optimizer)
         finally:
-            optimizer.param_groups = groups
+            optimizer.param_groups, optimizer.state = groups, state
 
     def _warn_of_compiler(self) -> None:
         if compiles() and self._arrivals.model is not None and not self._has_warned:
@@ -231,20 +221,21 @@ class ShardedStepMode(SynchronousMode):
         for parameter, gradient in self._withheld:
             parameter.grad = gradient
         self._withheld = []
-        for bucket in self._buckets:
-            bucket.has_sums = False
         super().after_step(optimizer)
 
     # ---- what is saved ----
 
     def state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[], State]) -> State:
         """The user's, with the whole state; raises InvalidArgumentError where this rank has its share alone."""
-        with self._state.shown_whole():
+        shares, optimizer.state = optimizer.state, self._state.whole()
+        try:
             return of_user()
+        finally:
+            optimizer.state = shares
 
     def load_state_dict(self, optimizer: torch.optim.Optimizer, of_user: Callable[[State], None], state: State) -> None:
         """The user's, of whole state; each rank keeps its share from the first step on."""
-        self._state.forget()
+        self._state.make_whole()
         super().load_state_dict(optimizer, of_user, state)
 
     def gather_state(self, to: int | None) -> None:
@@ -263,10 +254,7 @@ class ShardedStepMode(SynchronousMode):
     def share_with(self, root: int) -> None:
         """The root's state becomes whole, and others forget what they have."""
         self._state.consolidate(root)
-        if self.context.rank == root:
-            self._state.take_whole()
-        else:
-            self._state.forget()
+        self._state.make_whole()
 
     def check_copy(self) -> None:
         """Raises UnsupportedError where this rank has its share alone."""
@@ -301,11 +289,6 @@ def _comparing_settings(make: Callable[[], Replica]) -> Replica:
     replica = make()
     replica.compares = False
     return replica
-
-
-def _serve_no_more(serving: "weakref.WeakSet[ShardedStepMode]", refer: "weakref.ref[ShardedStepMode]") -> None:
-    if mode := refer():
-        serving.discard(mode)
 
 
 def _bare_step(user_class: type[torch.optim.Optimizer]) -> Callable[[torch.optim.Optimizer], object]:

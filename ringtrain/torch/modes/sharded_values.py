@@ -8,7 +8,7 @@ elsewhere, and one that is in none, are not left under way: ``step()`` waits for
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import torch
@@ -39,7 +39,7 @@ class Arrivals:
         kept: set[torch.Tensor] = set()
         for module in self.model.modules():
             own = module.__dict__.get("_parameters")
-            parameters = {each for each in _values(own) if each is not None}
+            parameters = set(module.parameters(recurse=False))
             kept.update(set(_parameters_in(module.__dict__.values())) - parameters)
             if type(own) is not dict or isinstance(module, torch.jit.ScriptModule):
                 kept.update(parameters)
@@ -83,7 +83,7 @@ class Arrivals:
     def _before_module(self, module: torch.nn.Module, _: tuple) -> None:
         if isinstance(module, torch.jit.ScriptModule):  # whose code does not ask
             self.wait_for_all()
-        for each in _values(module.__dict__.get("_parameters")):
+        for each in module.parameters(recurse=False):
             self.wait_for(each)
 
     def _leave(self) -> None:
@@ -133,13 +133,6 @@ def compiles() -> bool:
     """Whether something of this process was given to ``torch.compile``: what it compiles does not ask for tensors."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and any(callable(backend) for backend in list(dynamo.cached_backends.values()))
-
-
-def _values(parameters: Mapping[str, _Parameter] | None) -> Iterable[_Parameter]:
-    """Those of a module, which nobody waits for; of TorchScript's they are in another kind of object."""
-    if isinstance(parameters, dict):
-        return list(dict.values(parameters))
-    return [] if parameters is None else [value for _, value in parameters.items()]
 
 
 def _parameters_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
