@@ -10,6 +10,10 @@ namespace {
 
 // What a host may send of a chunk that goes to all hosts as it is.
 constexpr size_t kMostOfWhole = 16 << 10;
+// Of a chunk that takes fewer steps than the ring's: one host may get all of it at one moment, from all others.
+constexpr size_t kMostInFewSteps = 256 << 10;
+// Hosts that send to each other at once: above it there are too many messages, and connections, for one step.
+constexpr int kFewHosts = 16;
 
 // Where a codec decodes the result, the postscale comes with that.
 Scaling ScalingOfLast(const Batch& batch) {
@@ -22,7 +26,6 @@ Scaling ScalingOfLast(const Batch& batch) {
 
 RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
     : group_(group),
-      leaders_(std::move(leaders)),
       reduces_(Find(batch.operation)->reduces),
       gathers_(ReceivesAll(Find(batch.operation)->layout)),
       direct_(!batch.codec->PartialSums(batch.dtype)),
@@ -33,23 +36,33 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
       sites_(group->topology.sites),
       places_(group->topology.hosts_of_a_site()),
       site_(me_ / places_),
-      image_(batch, group->counters) {}
-
-int RingPass::Host(int distance) const { return ((me_ + distance) % hosts_ + hosts_) % hosts_; }
+      image_(batch, group->counters),
+      messages_(group, std::move(leaders)),
+      doubling_(&messages_, hosts_, me_) {}
 
 void RingPass::Start(char* slot, const Chunk& chunk, int ring, uint64_t number, const char* ahead) {
   ahead_ = ahead;
-  tag_ = group_->Tag(number);
+  messages_.BeginChunk(number);
   started_ = Now();
   image_.Take(slot, chunk, ring, hosts_);
+  way_ = Choose();
   Enter(First());
 }
 
+// The same on all hosts, which have the same chunk.
+RingPass::Way RingPass::Choose() const {
+  const size_t bytes = image_.total();
+  const bool goes_whole = bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->far && hosts_ == 2);
+  if (reduces_ && gathers_ && image_.plain() && goes_whole) return Way::kWhole;
+  if (sites_ > 1 || bytes > kMostInFewSteps) return Way::kRing;
+  return hosts_ <= kFewHosts ? Way::kAtOnce : Way::kDoubling;
+}
+
 RingPass::Phase RingPass::First() const {
-  if (!reduces_) return sites_ > 1 ? Phase::kCrossGather : Phase::kGatherStep;
-  const bool goes_whole = image_.total() * (hosts_ - 1) <= kMostOfWhole || (group_->far && hosts_ == 2);
-  if (gathers_ && image_.plain() && goes_whole) return Phase::kWhole;
-  if (direct_) return Phase::kDirectReduce;
+  if (way_ == Way::kWhole) return hosts_ <= kFewHosts ? Phase::kWhole : Phase::kWholeDoubling;
+  if (!reduces_) return Following(Phase::kDirectReduce);
+  if (way_ == Way::kDoubling) return Phase::kDoublingReduce;
+  if (way_ == Way::kAtOnce || direct_) return Phase::kDirectReduce;
   return places_ > 1 ? Phase::kReduceStep : Following(Phase::kReduceStep);
 }
 
@@ -59,13 +72,19 @@ RingPass::Phase RingPass::Following(Phase phase) const {
       if (sites_ > 1) return sites_ == 2 && gathers_ ? Phase::kStrand : Phase::kCrossReduce;
       return gathers_ ? Phase::kGatherStep : Phase::kDone;
     case Phase::kDirectReduce:
+    case Phase::kDoublingReduce:
     case Phase::kCrossReduce:
       if (!gathers_) return Phase::kDone;
+      if (way_ == Way::kAtOnce) return Phase::kDirectGather;
+      if (way_ == Way::kDoubling) return Phase::kDoublingGather;
       return sites_ > 1 ? Phase::kCrossGather : Phase::kGatherStep;
     case Phase::kStrand:
     case Phase::kCrossGather:
       return places_ > 1 ? Phase::kGatherStep : Phase::kDone;
     case Phase::kWhole:
+    case Phase::kWholeDoubling:
+    case Phase::kDirectGather:
+    case Phase::kDoublingGather:
     case Phase::kGatherStep:
     case Phase::kDone:
       break;
@@ -73,10 +92,25 @@ RingPass::Phase RingPass::Following(Phase phase) const {
   return Phase::kDone;
 }
 
+int RingPass::Steps(Phase phase) const {
+  switch (phase) {
+    case Phase::kReduceStep:
+    case Phase::kGatherStep:
+      return places_ - 1;
+    case Phase::kWholeDoubling:
+    case Phase::kDoublingReduce:
+    case Phase::kDoublingGather:
+      return doubling_.steps();
+    default:
+      return 1;
+  }
+}
+
 void RingPass::Enter(Phase phase) {
   phase_ = phase;
   step_ = 0;
   step_started_ = false;
+  if (phase == Phase::kDoublingReduce) doubling_.BeginScatter(image_);
   if (phase == Phase::kDone) Finish();
 }
 
@@ -93,7 +127,7 @@ Status RingPass::Advance(bool* moved) {
       *moved = true;
     }
     bool complete;
-    RT_TRY(TestAll(&complete));
+    RT_TRY(messages_.TestAll(&complete));
     if (!complete) return {};
     *moved = true;
     FinishStep();
@@ -102,21 +136,30 @@ Status RingPass::Advance(bool* moved) {
 }
 
 Status RingPass::StartStep() {
+  const int before = AtPlace(Place(-1)), behind = AtPlace(Place(1));
   switch (phase_) {
     case Phase::kWhole:
       return StartWhole();
+    case Phase::kWholeDoubling:
+      return StartWholeDoubling();
     case Phase::kReduceStep:
-      return StartExchange(Place(-step_ - 1), Place(-step_ - 2), true);
+      return StartExchange(behind, Place(-step_ - 1), before, Place(-step_ - 2), true);
+    case Phase::kStrand: {
+      const int twin = (1 - site_) * places_ + me_ % places_;
+      return StartExchange(twin, Place(0), twin, Place(0), true);
+    }
     case Phase::kDirectReduce:
-      return StartDirect();
-    case Phase::kStrand:
-      return StartStrand();
     case Phase::kCrossReduce:
-      return StartCrossReduce();
+      return StartDirectReduce();
+    case Phase::kDoublingReduce:
+      return doubling_.StartScatter(step_);
+    case Phase::kDirectGather:
     case Phase::kCrossGather:
-      return StartCrossGather();
+      return StartDirectGather();
+    case Phase::kDoublingGather:
+      return doubling_.StartGather(step_, image_);
     case Phase::kGatherStep:
-      return StartExchange(Place(-step_), Place(-step_ - 1), false);
+      return StartExchange(behind, Place(-step_), before, Place(-step_ - 1), false);
     case Phase::kDone:
       break;
   }
@@ -125,52 +168,58 @@ Status RingPass::StartStep() {
 
 void RingPass::FinishStep() {
   step_started_ = false;
-  bool last = true;
-  switch (phase_) {
-    case Phase::kWhole:
-      FinishWhole();
-      break;
-    case Phase::kReduceStep:
-      last = ++step_ == places_ - 1;
-      AddStrand(Place(-step_ - 1), last && sites_ == 1 ? scaling_ : Scaling{});
-      break;
-    case Phase::kDirectReduce:
-      FinishDirect();
-      break;
-    case Phase::kStrand:
-      FinishStrand();
-      break;
-    case Phase::kCrossReduce:
-      FinishCrossReduce();
-      break;
-    case Phase::kGatherStep:
-      last = ++step_ == places_ - 1;
-      break;
-    case Phase::kCrossGather:
-    case Phase::kDone:
-      break;
-  }
-  if (last) Enter(Following(phase_));
+  if (phase_ == Phase::kDoublingReduce) doubling_.FinishScatter(step_);
+  const bool last = ++step_ == Steps(phase_);
+  if (phase_ == Phase::kReduceStep) AddStrand(Place(-step_ - 1), true, last && sites_ == 1 ? scaling_ : Scaling{});
+  if (!last) return;
+  FinishPhase();
+  Enter(Following(phase_));
 }
 
-// ---- the ring of a site ----
-
-// A step: a strand to the next place, and another one from the place before.
-Status RingPass::StartExchange(int send_strand, int receive_strand, bool adds) {
-  if (adds) incoming_.resize(std::max(incoming_.size(), StrandBytes(receive_strand)));
-  char* into = incoming_.data();
-  for (int part = receive_strand; part < hosts_; part += places_) {
-    RT_TRY(Receive(AtPlace(Place(-1)), adds ? into : image_.at(part), image_.bytes(part)));
-    into += image_.bytes(part);
+void RingPass::FinishPhase() {
+  switch (phase_) {
+    case Phase::kWhole:
+    case Phase::kWholeDoubling:
+      FinishWhole();
+      break;
+    case Phase::kStrand:
+      AddStrand(Place(0), site_ == 1, scaling_);
+      break;
+    case Phase::kDirectReduce:
+    case Phase::kCrossReduce:
+      FinishDirectReduce();
+      break;
+    case Phase::kDoublingReduce:
+      FinishDoublingReduce();
+      break;
+    default:
+      break;
   }
-  for (int part = send_strand; part < hosts_; part += places_) RT_TRY(Send(AtPlace(Place(1)), part));
+}
+
+char* RingPass::Room(size_t bytes) {
+  incoming_.resize(std::max(incoming_.size(), bytes));
+  return incoming_.data();
+}
+
+// ---- strands: the ring of a site, and between two sites ----
+
+// A strand goes to one host, and another one comes from one.
+Status RingPass::StartExchange(int to, int send_strand, int from, int receive_strand, bool adds) {
+  char* into = adds ? Room(StrandBytes(receive_strand)) : nullptr;
+  for (int part = receive_strand; part < hosts_; part += places_) {
+    RT_TRY(messages_.Receive(from, adds ? into : image_.at(part), image_.bytes(part)));
+    if (adds) into += image_.bytes(part);
+  }
+  for (int part = send_strand; part < hosts_; part += places_) RT_TRY(Send(to, part));
   return {};
 }
 
-void RingPass::AddStrand(int strand, const Scaling& scaling) {
+void RingPass::AddStrand(int strand, bool came_first, const Scaling& scaling) {
   const char* came = incoming_.data();
   for (int part = strand; part < hosts_; part += places_) {
     const void* sources[] = {came, image_.at(part)};
+    if (!came_first) std::swap(sources[0], sources[1]);
     image_.Reduce(part, image_.at(part), sources, 2, scaling);
     came += image_.bytes(part);
   }
@@ -182,89 +231,70 @@ size_t RingPass::StrandBytes(int strand) const {
   return bytes;
 }
 
-// ---- between sites ----
+// ---- parts, from each peer to each other ----
 
-Status RingPass::StartStrand() {
-  const int twin = Twin(1 - site_), strand = Place(0);
-  incoming_.resize(std::max(incoming_.size(), StrandBytes(strand)));
-  char* into = incoming_.data();
-  for (int part = strand; part < hosts_; part += places_) {
-    RT_TRY(Receive(twin, into, image_.bytes(part)));
-    into += image_.bytes(part);
-  }
-  for (int part = strand; part < hosts_; part += places_) RT_TRY(Send(twin, part));
-  return {};
-}
-
-void RingPass::FinishStrand() {
-  const char* came = incoming_.data();
-  for (int part = Place(0); part < hosts_; part += places_) {
-    const void* by_site[2];
-    by_site[site_] = image_.at(part);
-    by_site[1 - site_] = came;
-    image_.Reduce(part, image_.at(part), by_site, 2, scaling_);
-    came += image_.bytes(part);
-  }
-}
-
-Status RingPass::StartCrossReduce() {
+Status RingPass::StartDirectReduce() {
   const size_t bytes = image_.bytes(me_);
-  incoming_.resize(std::max(incoming_.size(), bytes * sites_));
-  for (int site = 0; site < sites_; ++site)
-    if (site != site_) RT_TRY(Receive(Twin(site), incoming_.data() + bytes * site, bytes));
-  for (int site = 0; site < sites_; ++site)
-    if (site != site_) RT_TRY(Send(Twin(site), Twin(site)));
+  char* const into = Room(bytes * static_cast<size_t>(peers() - 1));
+  for (int distance = 1; distance < peers(); ++distance)
+    RT_TRY(messages_.Receive(Peer(-distance), into + bytes * static_cast<size_t>(distance - 1), bytes));
+  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Send(Peer(distance), Peer(distance)));
   return {};
 }
 
-void RingPass::FinishCrossReduce() {
-  std::vector<const void*> by_site;
-  for (int site = 0; site < sites_; ++site)
-    by_site.push_back(site == site_ ? image_.at(me_) : incoming_.data() + image_.bytes(me_) * site);
+void RingPass::FinishDirectReduce() {
+  const size_t bytes = image_.bytes(me_);
+  std::vector<char*> in_order(static_cast<size_t>(peers()));
+  for (int distance = 0; distance < peers(); ++distance)
+    in_order[static_cast<size_t>(Index(-distance))] =
+        distance == 0 ? image_.at(me_) : incoming_.data() + bytes * static_cast<size_t>(distance - 1);
+  if (!crosses()) return AddAsOnTheWay(me_, in_order);
+  const std::vector<const void*> by_site(in_order.begin(), in_order.end());
   image_.Reduce(me_, image_.at(me_), by_site.data(), sites_, scaling_);
 }
 
-Status RingPass::StartCrossGather() {
-  for (int site = 0; site < sites_; ++site)
-    if (site != site_) RT_TRY(Receive(Twin(site), image_.at(Twin(site)), image_.bytes(Twin(site))));
-  for (int site = 0; site < sites_; ++site)
-    if (site != site_) RT_TRY(Send(Twin(site), me_));
-  return {};
-}
-
-// ---- from each host to each other ----
-
-Status RingPass::StartDirect() {
-  RT_TRY(ReceiveFromAll(image_.bytes(me_)));
-  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), Host(distance)));
-  return {};
-}
-
-void RingPass::FinishDirect() {
-  const size_t bytes = image_.bytes(me_);
-  std::vector<const void*> in_host_order(hosts_);
+void RingPass::FinishDoublingReduce() {
+  std::vector<char*> by_host(static_cast<size_t>(hosts_));
   for (int distance = 0; distance < hosts_; ++distance)
-    in_host_order[Host(-distance)] = distance == 0 ? image_.at(me_) : incoming_.data() + bytes * (distance - 1);
-  image_.Reduce(me_, image_.at(me_), in_host_order.data(), hosts_, scaling_);
+    by_host[static_cast<size_t>(Index(-distance))] = doubling_.Came(distance);
+  AddAsOnTheWay(me_, by_host);
 }
+
+Status RingPass::StartDirectGather() {
+  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Receive(Peer(-distance), Peer(-distance)));
+  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Send(Peer(distance), me_));
+  return {};
+}
+
+// ---- the chunk as it is, from each host to each other ----
 
 Status RingPass::StartWhole() {
-  if (ahead_ == nullptr)
-    RT_TRY(ReceiveFromAll(image_.total()));
+  const size_t bytes = image_.total();
+  if (ahead_ != nullptr)
+    incoming_.assign(ahead_, ahead_ + bytes);
   else
-    incoming_.assign(ahead_, ahead_ + image_.total());
-  if (sent_ahead_) return {};
-  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), image_.at(0), image_.total()));
+    for (int distance = 1; distance < hosts_; ++distance)
+      RT_TRY(messages_.Receive(
+          Peer(-distance), Room(bytes * static_cast<size_t>(hosts_ - 1)) + bytes * static_cast<size_t>(distance - 1),
+          bytes));
+  for (int distance = 1; distance < hosts_ && !sent_ahead_; ++distance)
+    RT_TRY(messages_.Send(Peer(distance), image_.at(0), bytes));
   return {};
+}
+
+Status RingPass::StartWholeDoubling() {
+  const size_t bytes = image_.total();
+  return doubling_.StartGatherOfEqual(step_, image_.at(0), Room(bytes * static_cast<size_t>(hosts_ - 1)), bytes);
 }
 
 void RingPass::FinishWhole() {
-  std::vector<char*> by_host(hosts_);
+  const size_t bytes = image_.total();
+  std::vector<char*> by_host(static_cast<size_t>(hosts_));
   for (int part = 0; part < hosts_; ++part) {
-    for (int distance = 0; distance < hosts_; ++distance) {
-      char* const from = distance == 0 ? image_.at(0) : incoming_.data() + image_.total() * (distance - 1);
-      by_host[Host(-distance)] = from + (image_.at(part) - image_.at(0));
-    }
+    const ptrdiff_t offset = image_.at(part) - image_.at(0);
+    for (int distance = 0; distance < hosts_; ++distance)
+      by_host[static_cast<size_t>(Index(-distance))] =
+          offset + (distance == 0 ? image_.at(0) : incoming_.data() + bytes * static_cast<size_t>(distance - 1));
     AddAsOnTheWay(part, by_host);
   }
 }
@@ -286,42 +316,6 @@ void RingPass::AddAsOnTheWay(int part, const std::vector<char*>& by_host) {
     by_site.push_back(to);
   }
   if (sites_ > 1) image_.Reduce(part, image_.at(part), by_site.data(), sites_, scaling_);
-}
-
-Status RingPass::ReceiveFromAll(size_t bytes) {
-  incoming_.resize(std::max(incoming_.size(), bytes * (hosts_ - 1)));
-  for (int distance = 1; distance < hosts_; ++distance)
-    RT_TRY(Receive(Host(-distance), incoming_.data() + bytes * (distance - 1), bytes));
-  return {};
-}
-
-// ---- messages ----
-
-Status RingPass::Receive(int host, char* into, size_t bytes) {
-  if (bytes == 0) return {};
-  Wire::Ticket ticket;
-  RT_TRY(group_->wire->StartReceive(group_->RankOf(leaders_[host]), tag_, into, bytes, &ticket));
-  tickets_.push_back(ticket);
-  return {};
-}
-
-Status RingPass::Send(int host, const char* data, size_t bytes) {
-  if (bytes == 0) return {};
-  Wire::Ticket ticket;
-  RT_TRY(group_->wire->StartSend(group_->RankOf(leaders_[host]), tag_, data, bytes, &ticket));
-  tickets_.push_back(ticket);
-  group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(bytes));
-  return {};
-}
-
-Status RingPass::TestAll(bool* complete) {
-  while (!tickets_.empty()) {
-    RT_TRY(group_->wire->Test(tickets_.back(), complete));
-    if (!*complete) return {};
-    tickets_.pop_back();
-  }
-  *complete = true;
-  return {};
 }
 
 }  // namespace ringtrain

@@ -28,9 +28,12 @@
 // Two sites send each other whole strands, and each adds both. Of more of them each host adds the part that is its own,
 // and hands it out. A part's sum is that of the sites' sums, site by site.
 //
-// A small chunk goes to all hosts as it is, in one step: its time is that of the steps, not of the bytes. Between two
-// hosts that are far from each other a large one does, too: the bytes are the same, and it crosses once. Each host
-// then does what all of them do above, on the same operands in the same order: the bits are the same.
+// Small chunks take fewer steps, since their time is that of the steps, not of the bytes. A part's host gets from all
+// others what they contribute to it, adds that in the order of the ring, and hands the sum out: 2 steps between few
+// hosts, 2 log2(H) between many (doubling.h). A chunk that is smaller still goes to all hosts as it is, in 1 or
+// log2(H); each host then does what all of them do above. Between two hosts that are far from each other a large one
+// does, too: the bytes are the same, and it crosses once. All have the same operands in the same order: the bits are
+// the same.
 //
 // Of a batch that is smaller still what this host contributes may have gone ahead of it, and what the other does may
 // have come: then there is nothing to send, or to receive.
@@ -44,7 +47,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "collectives/doubling.h"
 #include "collectives/group.h"
+#include "collectives/host_messages.h"
 #include "collectives/image.h"
 
 namespace ringtrain {
@@ -64,68 +69,73 @@ class RingPass {
   int64_t started() const { return started_; }
 
  private:
+  enum class Way { kWhole, kAtOnce, kDoubling, kRing };
   enum class Phase {
-    kWhole,         // to all hosts as it is
-    kReduceStep,    // of the ring
-    kDirectReduce,  // to the parts' hosts
-    kStrand,        // between two sites
-    kCrossReduce,   // to the parts' hosts at the same place of other sites
-    kCrossGather,   // from there
-    kGatherStep,    // of the ring
+    kWhole,           // to all hosts as it is
+    kWholeDoubling,   // the same, from host to host
+    kReduceStep,      // of the ring
+    kDirectReduce,    // to the parts' hosts
+    kDoublingReduce,  // the same, from host to host
+    kStrand,          // between two sites
+    kCrossReduce,     // to the parts' hosts at the same place of other sites
+    kCrossGather,     // from there
+    kDirectGather,    // from the parts' hosts
+    kDoublingGather,  // the same, from host to host
+    kGatherStep,      // of the ring
     kDone
   };
 
-  int Host(int distance) const;
   // Of the ring within the site: its place, from this one on, and the host there.
   int Place(int distance) const { return ((me_ + distance) % places_ + places_) % places_; }
   int AtPlace(int place) const { return site_ * places_ + place; }
-  // The host at this one's place of a site, which is a part of this one's strand.
-  int Twin(int site) const { return site * places_ + me_ % places_; }
+  // The hosts that exchange directly, in their order: those at this one's place of all sites, or all.
+  bool crosses() const { return phase_ == Phase::kCrossReduce || phase_ == Phase::kCrossGather; }
+  int peers() const { return crosses() ? sites_ : hosts_; }
+  int Index(int distance) const { return ((crosses() ? site_ : me_) + distance + peers()) % peers(); }
+  int Peer(int distance) const { return crosses() ? Index(distance) * places_ + me_ % places_ : Index(distance); }
 
+  Way Choose() const;
   Phase First() const;
   Phase Following(Phase phase) const;
+  int Steps(Phase phase) const;
   Status StartStep();
-  Status StartExchange(int send_strand, int receive_strand, bool adds);
-  void AddStrand(int strand, const Scaling& scaling);
-  Status StartDirect();
   void FinishStep();
-  void FinishDirect();
-  Status StartStrand();
-  void FinishStrand();
-  Status StartCrossReduce();
-  void FinishCrossReduce();
-  Status StartCrossGather();
+  void FinishPhase();
+  Status StartExchange(int to, int send_strand, int from, int receive_strand, bool adds);
+  void AddStrand(int strand, bool came_first, const Scaling& scaling);
+  size_t StrandBytes(int strand) const;
+  Status StartDirectReduce();
+  void FinishDirectReduce();
+  void FinishDoublingReduce();
+  Status StartDirectGather();
   Status StartWhole();
+  Status StartWholeDoubling();
   void FinishWhole();
   void AddAsOnTheWay(int part, const std::vector<char*>& by_host);
-  // Starts a receive from each of the other hosts, of so many bytes.
-  Status ReceiveFromAll(size_t bytes);
-  Status TestAll(bool* complete);
-  Status Receive(int host, char* into, size_t bytes);
-  Status Send(int host, int part) { return Send(host, image_.at(part), image_.bytes(part)); }
-  Status Send(int host, const char* data, size_t bytes);
-  size_t StrandBytes(int strand) const;
+  Status Receive(int host, int part) { return messages_.Receive(host, image_.at(part), image_.bytes(part)); }
+  Status Send(int host, int part) { return messages_.Send(host, image_.at(part), image_.bytes(part)); }
+  char* Room(size_t bytes);
   void Enter(Phase phase);
   void Finish();
 
   Group* const group_;
-  const std::vector<int> leaders_;  // member by host
-  const bool reduces_, gathers_;    // which of the two halves there are
-  const bool direct_;               // partial sums do not travel
-  const bool sent_ahead_;           // by this host
-  const Scaling scaling_;           // of the last addition
+  const bool reduces_, gathers_;  // which of the two halves there are
+  const bool direct_;             // partial sums do not travel
+  const bool sent_ahead_;         // by this host
+  const Scaling scaling_;         // of the last addition
   const int hosts_, me_;
   const int sites_, places_, site_;  // this host's site; a site has so many places
 
   Image image_;  // what travels
+  HostMessages messages_;
+  Doubling doubling_;
   const char* ahead_ = nullptr;
-  int tag_ = 0;
+  Way way_ = Way::kRing;
   Phase phase_ = Phase::kDone;
-  int step_ = 0;
+  int step_ = 0;  // of the phase
   bool step_started_ = false;
   int64_t started_ = 0;
-  std::vector<char> incoming_;         // sums on their way in; of all other hosts, by distance, or of the last one
-  std::vector<Wire::Ticket> tickets_;  // of the step under way
+  std::vector<char> incoming_;  // sums on their way in; of all other hosts, by distance, or of the last one
 };
 
 }  // namespace ringtrain

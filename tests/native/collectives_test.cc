@@ -385,8 +385,19 @@ void CheckAgainstOracle(const Exchange& exchange, CodecOracle* oracle, int membe
 }
 
 std::vector<int> RandomLayout(Random* random) {
-  static const std::vector<std::vector<int>> layouts = {
-      {1}, {2}, {3}, {4}, {7}, {1, 1}, {2, 2}, {1, 3}, {1, 1, 1}, {3, 2, 2}, {1, 1, 1, 1}, {2, 1, 1, 2}};
+  static const std::vector<std::vector<int>> layouts = {{1},
+                                                        {2},
+                                                        {3},
+                                                        {4},
+                                                        {7},
+                                                        {1, 1},
+                                                        {2, 2},
+                                                        {1, 3},
+                                                        {1, 1, 1},
+                                                        {3, 2, 2},
+                                                        {1, 1, 1, 1},
+                                                        {2, 1, 1, 2},
+                                                        std::vector<int>(18, 1)};
   return layouts[Pick(random, static_cast<int64_t>(layouts.size()))];
 }
 
@@ -732,19 +743,24 @@ RT_TEST(an_alltoall_keeps_its_messages_from_those_of_the_batch_behind_it) {
   for (const std::vector<Bytes8>& output : both[1].outputs) RT_REQUIRE(output == both[1].inputs[0]);  // zeros
 }
 
+// An allreduce of zeros.
+Exchange OfOneTensor(Random* random, int members, DType dtype, int64_t bytes) {
+  Exchange exchange = RandomExchange(random, members, Operation::kAllreduce, dtype);
+  exchange.batch.tensors.resize(1);
+  exchange.batch.tensors[0].bytes = bytes;
+  for (auto* tensors : {&exchange.inputs, &exchange.outputs})
+    for (std::vector<Bytes8>& of_member : *tensors) of_member.assign(1, Bytes8(bytes));
+  return exchange;
+}
+
 // Patarasuk and Yuan (2009): no allreduce sends less than 2 (H - 1) / H of the bytes from each host.
 RT_TEST(an_allreduce_sends_the_least_bytes_there_are) {
   for (const std::vector<int>& layout : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 1, 1, 1}, {2, 2, 2}}) {
     Random random(7);
     Members members(layout, 0);
-    Exchange exchange = RandomExchange(&random, members.size(), Operation::kAllreduce, DType::kInt32);
     const int64_t hosts = static_cast<int64_t>(layout.size()),
                   bytes = 12 * 4096 * static_cast<int64_t>(sizeof(int32_t));
-    exchange.batch.tensors.resize(1);
-    exchange.batch.tensors[0].bytes = bytes;
-    for (auto* tensors : {&exchange.inputs, &exchange.outputs})
-      for (std::vector<Bytes8>& of_member : *tensors) of_member.assign(1, Bytes8(bytes));
-    std::vector<Exchange> one = {exchange};
+    std::vector<Exchange> one = {OfOneTensor(&random, members.size(), DType::kInt32, bytes)};
     Perform(members, &one, &random);
     int64_t sent = 0;
     for (int member = 0; member < members.size(); ++member) sent += members[member].wire_bytes();
@@ -760,13 +776,8 @@ RT_TEST(sums_cross_a_line_once) {
       std::vector<std::string> site_of_host;
       for (int host = 0; host < 2 * sites; ++host) site_of_host.push_back(std::to_string(host % sites));
       Members members(std::vector<int>(2 * sites, 1), 0, site_of_host);
-      Exchange exchange = RandomExchange(&random, members.size(), Operation::kAllreduce, dtype);
       const int64_t bytes = 12 * 4096 * 4;
-      exchange.batch.tensors.resize(1);
-      exchange.batch.tensors[0].bytes = bytes;
-      for (auto* tensors : {&exchange.inputs, &exchange.outputs})
-        for (std::vector<Bytes8>& of_member : *tensors) of_member.assign(1, Bytes8(bytes));
-      std::vector<Exchange> one = {exchange};
+      std::vector<Exchange> one = {OfOneTensor(&random, members.size(), dtype, bytes)};
       Perform(members, &one, &random);
       int64_t crossed = 0;
       for (int member = 0; member < members.size(); ++member)
@@ -778,29 +789,44 @@ RT_TEST(sums_cross_a_line_once) {
     }
 }
 
-// A small tensor goes to all hosts as it is, unless it is fused with a large one.
+// A small tensor takes fewer steps between hosts, unless it is fused with a large one, which goes around the ring.
+void RequireSameBitsAloneAndFused(const std::vector<int>& layout, const std::vector<std::string>& sites, DType dtype,
+                                  size_t count) {
+  Random random(3);
+  Members first(layout, 0, sites), second(layout, 0, sites);
+  Exchange alone;
+  alone.batch.dtype = dtype;
+  alone.batch.reduction = Reduction::kAverage;
+  alone.batch.scaling.divisor = 5;
+  alone.batch.joined.resize(first.size());
+  alone.inputs.resize(first.size());
+  alone.outputs.resize(first.size());
+  AddFloats(&random, count, &alone);
+  Exchange fused = alone;
+  AddFloats(&random, 200000, &fused);
+  std::vector<Exchange> one = {alone}, other = {fused};
+  Perform(first, &one, &random);
+  Perform(second, &other, &random);
+  for (int member = 0; member < first.size(); ++member)
+    RT_REQUIRE(one[0].outputs[member][0] == one[0].outputs[0][0] &&
+               one[0].outputs[member][0] == other[0].outputs[member][0]);
+}
+
 RT_TEST(bits_between_sites_do_not_depend_on_what_is_fused) {
   for (const std::vector<std::string>& sites : std::vector<std::vector<std::string>>{
            {"a", "a", "b", "b"}, {"a", "b", "b", "a"}, {"a", "b", "c", "d"}, {"a", "b", "b", "b"}})
-    for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      Random random(3);
-      const std::vector<int> layout = {1, 2, 1, 1};
-      Exchange alone;
-      alone.batch.dtype = dtype;
-      alone.batch.reduction = Reduction::kAverage;
-      alone.batch.scaling.divisor = 5;
-      alone.batch.joined.resize(5);
-      alone.inputs.resize(5);
-      alone.outputs.resize(5);
-      AddFloats(&random, 301, &alone);
-      Exchange fused = alone;
-      AddFloats(&random, 200000, &fused);
-      Members first(layout, 0, sites), second(layout, 0, sites);
-      std::vector<Exchange> one = {alone}, other = {fused};
-      Perform(first, &one, &random);
-      Perform(second, &other, &random);
-      for (int member = 0; member < 5; ++member) RT_REQUIRE(one[0].outputs[member][0] == other[0].outputs[member][0]);
-    }
+    for (DType dtype : {DType::kFloat32, DType::kBFloat16})
+      RequireSameBitsAloneAndFused({1, 2, 1, 1}, sites, dtype, 301);
+}
+
+RT_TEST(bits_do_not_depend_on_the_steps_between_hosts) {
+  for (int hosts : {3, 4, 7, 16, 17, 20, 32, 33})
+    for (size_t count : {1, 40, 301, 9001})
+      for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        std::vector<int> layout(static_cast<size_t>(hosts), 1);
+        layout[1] = 2;
+        RequireSameBitsAloneAndFused(layout, {}, dtype, count);
+      }
 }
 
 // Whether the result slots of a member have been written in an allreduce of a tensor of three blocks and a bit.
