@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "base/clock.h"
 #include "base/counters.h"
 #include "collectives/batch.h"
 #include "collectives/topology.h"
@@ -29,7 +30,8 @@ struct Group {
       0;  // below 2 * kMaxGroups; unlike the id it is used again, and no two process sets have it at the same time
   Topology topology;
   WindowGeometry geometry;
-  bool far = false;              // its hosts: a step of a ring costs more than twice the additions
+  // Of the world, between hosts: the longest, and the least that rank 0 has; 0 where they are not known.
+  Nanoseconds round_trip = 0, least_round_trip = 0;
   Window window;                 // mapped at the first operation
   std::vector<Doorbell*> peers;  // of the other members on this host
   Wire* wire = nullptr;

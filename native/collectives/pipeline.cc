@@ -52,7 +52,7 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
   for (int host = 0; host < hosts_; ++host)
     leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);
   for (int slot = 0; slot < group->geometry.result_slots; ++slot)
-    passes_.push_back(std::make_unique<RingPass>(group, leaders, batch_));
+    passes_.push_back(std::make_unique<RingPass>(group, leaders, batch_, partition_.chunks()));
 }
 
 Status Pipeline::Advance(bool* moved) {

@@ -10,10 +10,18 @@ namespace {
 
 // What a host may send of a chunk that goes to all hosts as it is.
 constexpr size_t kMostOfWhole = 16 << 10;
-// Of a chunk that takes fewer steps than the ring's: one host may get all of it at one moment, from all others.
-constexpr size_t kMostInFewSteps = 256 << 10;
 // Hosts that send to each other at once: above it there are too many messages, and connections, for one step.
 constexpr int kFewHosts = 16;
+// Of a batch that takes fewer steps than the ring's. Between few hosts it has as many bytes, but one host may get all
+// of them at one moment, from all others, and a switch must hold them. Between many it has more bytes, and the ring
+// more messages: with 20 and with 1,000 hosts they take the same time at 1 to 10 Gbit/s.
+constexpr size_t kMostAtOnce = 256 << 10;
+constexpr size_t kMostByDoubling = 8 << 10;  // for each host
+// From this round trip on few hosts send all they have at once. Those that have near hosts do not: with these they may
+// share the line, which would carry more bytes than for a ring.
+constexpr Nanoseconds kFar = 1 * INT64_C(1000000);
+// From this one on a step between two costs more than all additions on both.
+constexpr Nanoseconds kFarForTwo = 5 * INT64_C(1000000);
 
 // Where a codec decodes the result, the postscale comes with that.
 Scaling ScalingOfLast(const Batch& batch) {
@@ -24,7 +32,7 @@ Scaling ScalingOfLast(const Batch& batch) {
 
 }  // namespace
 
-RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
+RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch, int chunks)
     : group_(group),
       reduces_(Find(batch.operation)->reduces),
       gathers_(ReceivesAll(Find(batch.operation)->layout)),
@@ -33,6 +41,7 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch)
       scaling_(ScalingOfLast(batch)),
       hosts_(group->topology.host_count()),
       me_(group->topology.my_host()),
+      chunks_(static_cast<size_t>(chunks)),
       sites_(group->topology.sites),
       places_(group->topology.hosts_of_a_site()),
       site_(me_ / places_),
@@ -52,10 +61,13 @@ void RingPass::Start(char* slot, const Chunk& chunk, int ring, uint64_t number, 
 // The same on all hosts, which have the same chunk.
 RingPass::Way RingPass::Choose() const {
   const size_t bytes = image_.total();
-  const bool goes_whole = bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->far && hosts_ == 2);
+  const bool goes_whole =
+      bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->round_trip >= kFarForTwo && hosts_ == 2);
   if (reduces_ && gathers_ && image_.plain() && goes_whole) return Way::kWhole;
-  if (sites_ > 1 || bytes > kMostInFewSteps) return Way::kRing;
-  return hosts_ <= kFewHosts ? Way::kAtOnce : Way::kDoubling;
+  if (sites_ > 1) return Way::kRing;
+  if (hosts_ > kFewHosts)
+    return bytes * chunks_ <= kMostByDoubling * static_cast<size_t>(hosts_) ? Way::kDoubling : Way::kRing;
+  return group_->least_round_trip >= kFar || bytes * chunks_ <= kMostAtOnce ? Way::kAtOnce : Way::kRing;
 }
 
 RingPass::Phase RingPass::First() const {

@@ -28,7 +28,7 @@
 // Two sites send each other whole strands, and each adds both. Of more of them each host adds the part that is its own,
 // and hands it out. A part's sum is that of the sites' sums, site by site.
 //
-// Small chunks take fewer steps, since their time is that of the steps, not of the bytes. A part's host gets from all
+// Small batches take fewer steps, since their time is that of the steps, not of the bytes. A part's host gets from all
 // others what they contribute to it, adds that in the order of the ring, and hands the sum out: 2 steps between few
 // hosts, 2 log2(H) between many (doubling.h). A chunk that is smaller still goes to all hosts as it is, in 1 or
 // log2(H); each host then does what all of them do above. Between two hosts that are far from each other a large one
@@ -56,9 +56,9 @@ namespace ringtrain {
 
 class RingPass {
  public:
-  // leaders: the member of each host that takes part. The batch outlives the pass; prescaling has been done within the
-  // hosts.
-  RingPass(Group* group, std::vector<int> leaders, const Batch& batch);
+  // leaders: the member of each host that takes part. The batch, of so many chunks, outlives the pass; prescaling has
+  // been done within the hosts.
+  RingPass(Group* group, std::vector<int> leaders, const Batch& batch, int chunks);
 
   // Starts with the cells of `ring` of a chunk, which lie in `slot`: it is the pass's until it is done. number: the
   // chunk's, in the window's sequence. ahead: what has come of it before from the other host, else nullptr.
@@ -124,6 +124,7 @@ class RingPass {
   const bool sent_ahead_;         // by this host
   const Scaling scaling_;         // of the last addition
   const int hosts_, me_;
+  const size_t chunks_;
   const int sites_, places_, site_;  // this host's site; a site has so many places
 
   Image image_;  // what travels

@@ -12,8 +12,6 @@ namespace {
 // Batches of one process set that are advanced at the same time; the next one packs while the first one's tail is on
 // its way.
 constexpr size_t kOverlap = 2;
-// From this round trip on.
-constexpr Nanoseconds kFarHosts = 5 * INT64_C(1000000);
 
 }  // namespace
 
@@ -29,7 +27,8 @@ void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>
   group.lane = lane_number;
   group.topology = TopologyFor(world_, books_.options, members);
   group.geometry = GeometryFor(group.topology, books_.options);
-  group.far = world_.round_trip >= kFarHosts;
+  group.round_trip = world_.round_trip;
+  group.least_round_trip = world_.least_round_trip;
   group.wire = &wire_;
   group.counters = books_.counters;
   for (int member : group.topology.locals())

@@ -168,11 +168,12 @@ Status FrameRendezvous::Meet(const WindowSize& window_size, Nanoseconds deadline
   announcement.Unsigned(static_cast<uint64_t>(transport_->LongestRoundTrip() * 1e9));
   std::vector<std::string> announcements;
   RT_TRY(Allgather(announcement.Take(), deadline, &announcements));
+  std::vector<Nanoseconds> round_trips;
   for (const std::string& theirs : announcements) {
     Decoder decoder(theirs);
     decoder.Text();
     decoder.Unsigned();
-    world->round_trip = std::max(world->round_trip, static_cast<Nanoseconds>(decoder.Unsigned()));
+    round_trips.push_back(static_cast<Nanoseconds>(decoder.Unsigned()));
   }
   if (!leads) {
     Decoder decoder(announcements[world->my_host()[0]]);
@@ -196,6 +197,7 @@ Status FrameRendezvous::Meet(const WindowSize& window_size, Nanoseconds deadline
         break;
       }
   GroupByHost(keys, world);
+  world->TakeRoundTrips(round_trips);
   if (world->local_size() > 1 && shared == nullptr)  // this rank could not, and said so
     return Status::Internal("init: the answer of rank 0 cannot be read.");
   if (world->local_size() > 1)

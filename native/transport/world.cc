@@ -30,6 +30,13 @@ bool World::homogeneous() const {
                      [this](const std::vector<int>& ranks) { return ranks.size() == hosts[0].size(); });
 }
 
+void World::TakeRoundTrips(const std::vector<Nanoseconds>& by_rank) {
+  round_trip = *std::max_element(by_rank.begin(), by_rank.end());
+  least_round_trip = hosts.size() > 1 ? round_trip : 0;
+  for (size_t other = 0; other < by_rank.size(); ++other)
+    if (host_of[other] != host_of[0]) least_round_trip = std::min(least_round_trip, by_rank[other]);
+}
+
 void GroupByHost(const std::vector<std::string>& keys, World* world) {
   std::map<std::string, int> host_of_key;
   world->hosts.clear();

@@ -20,6 +20,7 @@ struct World {
   std::vector<std::string> host_names;  // by rank, for people to read
   std::vector<std::string> site_of;     // by rank: what its host was given; "" where it was given none
   Nanoseconds round_trip = 0;           // the longest that any rank has seen when they met; 0: not known
+  Nanoseconds least_round_trip = 0;     // between rank 0 and another host; 0: not known
 
   const std::vector<int>& my_host() const { return hosts[host_of[rank]]; }
   int local_rank() const { return local_rank_of[rank]; }
@@ -30,6 +31,9 @@ struct World {
   // The number of this rank's site, in the order of the sites' lowest ranks.
   int site() const;
   bool homogeneous() const;
+
+  // by_rank: the longest that each has seen, which is that to rank 0. Requires the hosts.
+  void TakeRoundTrips(const std::vector<Nanoseconds>& by_rank);
 };
 
 // Fills hosts, host_of and local_rank_of from each rank's host key; equal keys share a host.

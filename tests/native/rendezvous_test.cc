@@ -62,6 +62,20 @@ RT_TEST(ranks_of_one_host_share_memory_and_those_of_a_pretended_one_do_not) {
   RT_CHECK_EQ(hosts_with_two.load(), 1);
 }
 
+// Hosts 0 1 | 2 | 3: rank 1 is on rank 0's.
+RT_TEST(the_least_round_trip_is_that_of_rank_0_to_another_host) {
+  World world;
+  GroupByHost({"a", "a", "b", "c"}, &world);
+  world.TakeRoundTrips({50, 1, 50, 40});
+  RT_CHECK_EQ(world.round_trip, 50);
+  RT_CHECK_EQ(world.least_round_trip, 40);
+  world.TakeRoundTrips({50, 1, 50, 0});  // not known
+  RT_CHECK_EQ(world.least_round_trip, 0);
+  GroupByHost({"a", "a", "a", "a"}, &world);
+  world.TakeRoundTrips({2, 1, 2, 1});
+  RT_CHECK_EQ(world.least_round_trip, 0);
+}
+
 RT_TEST(a_rank_that_is_lost_while_the_others_wait_for_it_is_named_at_once) {
   for (int lost : {0, 2}) {
     auto hub = std::make_shared<Hub>(std::vector<int>{3});
