@@ -5,7 +5,8 @@ ranks there are, the core says.
 """
 
 import operator
-from numbers import Integral
+from collections.abc import Collection
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,42 @@ def split_rows(splits: Any) -> list[int]:
     if counts is None or any(count >= 1 << 63 for count in counts):
         raise InvalidArgumentError(f"splits must be a list of integers below 2^63, but is {splits!r}.")
     return counts
+
+
+def check_among(
+    demand: str, value: Any, allowed: Collection[Any], advice: str = "", error: type[Exception] = InvalidArgumentError
+) -> None:
+    """Raises an error unless a value is one of some.
+
+    Args:
+        demand: what must be, in a sentence without an end.
+        value: as given.
+        allowed: which it may be.
+        advice: what to do, likewise.
+        error: another class.
+    """
+    if value not in allowed:
+        raise error(_refusal(demand, repr(value), advice))
+
+
+def check_kind(
+    demand: str,
+    value: object,
+    kind: type | tuple[str, ...],
+    advice: str = "",
+    error: type[Exception] = InvalidArgumentError,
+) -> None:
+    """As ``check_among``, unless a value is of a class, or has all attributes of some names."""
+    fits = isinstance(value, kind) if isinstance(kind, type) else all(hasattr(value, name) for name in kind)
+    if not fits:
+        raise error(_refusal(demand, f"a {type(value).__name__}", advice))
+
+
+def check_least(what: str, value: Any, least: float) -> None:
+    """Raises InvalidArgumentError unless a number is so great; one that is none at all is not."""
+    if not (isinstance(value, Real) and float(value) >= least):
+        raise InvalidArgumentError(f"{what} must be at least {least}, but is {value!r}.")
+
+
+def _refusal(demand: str, found: str, advice: str) -> str:
+    return f"{demand}, but is {found}." + (f" {advice}." if advice else "")

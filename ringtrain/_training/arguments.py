@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ringtrain._runtime.arguments import check_reduction, integer, is_reduction
+from ringtrain._runtime.arguments import check_least, check_reduction, integer, is_reduction
 from ringtrain._runtime.operations import Average, Compression, Sum
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import checked_mode
@@ -127,8 +127,7 @@ def given_groups(owner: str, num_groups: int, groups: object, member: str, stack
     if groups is None:
         return None
     if isinstance(groups, int) and not isinstance(groups, bool):
-        if groups < 1:
-            raise InvalidArgumentError(f"{owner}: groups must be at least 1, but is {groups}.")
+        check_least(f"{owner}: groups", groups, 1)
         return groups
     if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
         raise InvalidArgumentError(f"{owner}: groups must be an int or lists of {member}s, but is {groups!r}.")

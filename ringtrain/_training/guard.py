@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from ringtrain._runtime.pending import Operation
-from ringtrain.errors import RingtrainError
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain.errors import RingtrainError, UnsupportedError
 
 Result = TypeVar("Result")
 
@@ -77,6 +78,15 @@ def leave(guard: StepGuard) -> None:
 def under_way() -> Any:
     """The guard that this process is in; None if there is none."""
     return _under_way[-1] if _under_way else None
+
+
+def require_all_ranks(owner: str, process_set: ProcessSet, state: str) -> None:
+    """Raises UnsupportedError where some ranks alone would train; ``state`` is the one for ``elastic.run`` instead."""
+    if process_set is not global_process_set:
+        raise UnsupportedError(
+            f"{owner}: with elastic.State all ranks must take part, since one that joins gets the one model that all have, but "
+            f"there is a process set. Leave it out, and use it in State.survive; or use {state} and elastic.run."
+        )
 
 
 def awaited(steps: Generator[Operation, None, Result]) -> Result:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain._runtime.arguments import integer
+from ringtrain._runtime.arguments import check_least, integer
 from ringtrain._training.arrays import Arrays
 from ringtrain._training.residuals import note_forgotten
 from ringtrain._training.session import NewWorld, Session
@@ -62,12 +62,8 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         for name in ("rank", "start_after"):
-            if integer(f"PowerSGD: {name}", getattr(self, name)) < 1:
-                raise InvalidArgumentError(f"PowerSGD: {name} must be at least 1, but is {getattr(self, name)}.")
-        if not self.min_compression_rate >= 1:
-            raise InvalidArgumentError(
-                f"PowerSGD: min_compression_rate must be at least 1, but is {self.min_compression_rate!r}."
-            )
+            check_least(f"PowerSGD: {name}", integer(f"PowerSGD: {name}", getattr(self, name)), 1)
+        check_least("PowerSGD: min_compression_rate", self.min_compression_rate, 1)
 
     def shape_of(self, dimensions: Sequence[int]) -> Shape | None:
         """How gradients of these dimensions are approximated, if they are floats; None: they travel as they are."""

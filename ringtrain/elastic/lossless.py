@@ -15,7 +15,7 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.arguments import whole
 from ringtrain._runtime.context import current
 from ringtrain._runtime.pending import Operation
-from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.standing import Training
@@ -188,15 +188,6 @@ class LosslessState(State):
                 f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
                 "Choose another one."
             )
-
-
-def require_all_ranks(owner: str, process_set: ProcessSet, state: str) -> None:
-    """Raises UnsupportedError where some ranks alone would train; ``state`` is the one for ``elastic.run`` instead."""
-    if process_set is not global_process_set:
-        raise UnsupportedError(
-            f"{owner}: with elastic.State all ranks must take part, since one that joins gets the one model that all have, but "
-            f"there is a process set. Leave it out, and use it in State.survive; or use {state} and elastic.run."
-        )
 
 
 def require_one_sampler(kind: str, count: int) -> None:

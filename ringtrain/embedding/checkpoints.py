@@ -41,8 +41,14 @@ def write(
         numbers: what an optimizer keeps of the table as a whole.
 
     Raises:
-        InvalidArgumentError: the name is no file's, or the folder takes no file.
+        InvalidArgumentError: the name is no file's, the folder takes no file, or another number of ranks has written there.
     """
+    others = _saved_by_others(folder, name, dealing.ranks)
+    if others:
+        raise InvalidArgumentError(
+            f"embedding '{name}': {os.fspath(folder)!r} must hold no save by another number of ranks than {dealing.ranks}, but "
+            f"holds {others[0]}. Save into a new folder."
+        )
     base = pathlib.Path(folder) / f"{_checked(name)}.{rank}-of-{dealing.ranks}"
     about = {
         "rows": dealing.rows, "ranks": dealing.ranks, "dealing": dealing.kind, "token": token,
@@ -111,6 +117,13 @@ class Saved:
             places = np.arange(start, min(start + _AT_ONCE, dealing.count(rank)))
             yield places, self.at(dealing.ids(rank, places), array)
 
+    def check_width(self, width: int, array: str = "weight") -> None:
+        """Raises InvalidArgumentError if rows of another width were saved, or nothing of this name."""
+        if self.width(array) != width:
+            raise InvalidArgumentError(
+                f"embedding '{self.name}': {array} must have {width} numbers in a row, but {self.width(array)} were saved."
+            )
+
     def check_rows(self, dealing: Dealing) -> None:
         """Raises InvalidArgumentError if another number of rows was saved than is dealt."""
         if dealing.rows != self.dealing.rows:
@@ -176,7 +189,7 @@ def find(folder: str | os.PathLike, name: str) -> Saved:
     return Saved(name, dealing, about["numbers"], {array: parts(array) for array in about["arrays"]})
 
 
-def saved_by_others(folder: str | os.PathLike, name: str, ranks: int) -> list[str]:
+def _saved_by_others(folder: str | os.PathLike, name: str, ranks: int) -> list[str]:
     """Files of this table that another number of ranks wrote: a save beside them could not be told from them."""
     pattern = re.compile(rf"{re.escape(_checked(name))}\.\d+-of-(\d+)\.json")
     with _writing(folder, name):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import InvalidArgumentError
 
 KINDS = ("modulo", "blocks")
@@ -29,10 +30,8 @@ class Dealing:
     kind: str = "modulo"
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InvalidArgumentError(
-                f"embedding: dealing must be one of {', '.join(KINDS)}, but is {self.kind!r}. Leave it out for modulo."
-            )
+        demand = f"embedding: dealing must be one of {', '.join(KINDS)}"
+        check_among(demand, self.kind, KINDS, "Leave it out for modulo")
         if not isinstance(self.rows, int) or self.rows < 1:
             raise InvalidArgumentError(f"embedding: a table must have a row at least, but has {self.rows!r}.")
         if self.block > _MOST_ROWS:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.embedding.dealing import Dealing
-from ringtrain.errors import InvalidArgumentError
 
 NOBODY = -1  # in a source: all that kept the row are gone
 _MOST_REPLICAS = 2
@@ -100,10 +100,8 @@ def laid_out(dealing: Dealing, hosts: Sequence[Sequence[int]], replicas: int) ->
 
 def check_replicas(replicas: int) -> None:
     """Raises InvalidArgumentError for a number of copies that is not there."""
-    if replicas not in range(1, _MOST_REPLICAS + 1):
-        raise InvalidArgumentError(
-            f"embedding: replicas must be 1, or 2 for second copies on other hosts, but is {replicas!r}."
-        )
+    demand = "embedding: replicas must be 1, or 2 for second copies on other hosts"
+    check_among(demand, replicas, range(1, _MOST_REPLICAS + 1))
 
 
 def sources(former: Layout, stays: Mapping[int, int], ranks: int) -> np.ndarray:

@@ -5,7 +5,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,20 +13,18 @@ import numpy as np
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
-from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Average
-from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
-from ringtrain._training.guard import under_way
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.embedding import checkpoints, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
+from ringtrain.embedding.sharing import check_elastic_use, on_all
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.embedding.waiting import Waiting, nothing, together
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 _DTYPE = np.dtype(np.float32)
 _CAME, _TAKEN = "gradients that came", "gradients of an update"  # names that no rule uses
@@ -113,12 +111,11 @@ class MovingRows:
 
     def check_use(self) -> None:
         """Raises UnsupportedError in an elastic job, outside of what survives."""
-        if self.is_elastic and self.kept is None and under_way() is None and not self.is_in_run:
-            raise UnsupportedError(
-                f"embedding '{self.name}': in an elastic job a table must be used in fit with hvd.elastic.Elastic(model), in the "
-                "loop of hvd.elastic.State(model=..., optimizer=...), or in elastic.run with a KerasState of its model, where its "
-                "rows survive, but is used outside of these. Move the call there."
-            )
+        places = (
+            "fit with hvd.elastic.Elastic(model), in the loop of hvd.elastic.State(model=..., optimizer=...), or in elastic.run with "
+            "a KerasState of its model"
+        )
+        check_elastic_use(self.name, not self.is_elastic or self.kept is not None or self.is_in_run, places)
 
     def carry(self, trip: Trip, world: int, gradient: np.ndarray) -> None:
         """A backward pass has a gradient for the rows of a trip: it waits for those of the rest, or in ``elastic.run`` goes."""
@@ -158,11 +155,7 @@ class MovingRows:
         """What was saved of the table. Raises InvalidArgumentError if there is no whole one that fits."""
         saved = checkpoints.find(folder, self.name)
         for name, to in {"weight": self._rows, **self._state}.items():
-            if saved.width(name) != to.array.shape[1]:
-                raise InvalidArgumentError(
-                    f"embedding '{self.name}': {name} must have {to.array.shape[1]} numbers in a row, but has "
-                    f"{saved.width(name)}."
-                )
+            saved.check_width(to.array.shape[1], name)
         return saved
 
     def _origin_in(self, folder: str) -> Origin:
@@ -170,17 +163,6 @@ class MovingRows:
         saved.check_rows(self.dealing)
         state = {name: functools.partial(saved.at, array=name) for name in self._state}
         return Origin(saved.at, state, {_STEP: int(saved.numbers.get(_STEP, 0))})
-
-    def _on_all(self, what: str, do: Callable[[], Any]) -> None:
-        problem = None
-        try:
-            do()
-        except (OSError, InvalidArgumentError) as failed:
-            problem = str(failed)
-        problems = allgather_object(problem, f"{self.name}.{what}", self.process_set)
-        for rank, each in zip(members_of(self.process_set), problems, strict=True):
-            if each is not None:
-                raise InvalidArgumentError(f"rank {rank}: {each}")
 
     # ---- KeepsRows ----
 
@@ -196,7 +178,7 @@ class MovingRows:
         if folder is None:
             return None
         found: list[Origin] = []
-        self._on_all("lost", lambda: found.append(self._origin_in(folder)))
+        on_all(f"{self.name}.lost", self.process_set, lambda: found.append(self._origin_in(folder)))
         if current().rank == 0:
             logger.warning(
                 "embedding '%s': %s are lost with the ranks that kept them, and begin again with what was saved in %s.",

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ringtrain._runtime.arguments import check_least
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.storage import Rows
 from ringtrain.errors import InvalidArgumentError
@@ -32,10 +33,7 @@ class RowOptimizer:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= 0:
-                raise InvalidArgumentError(
-                    f"embedding: {name} of an optimizer of rows must be at least 0, but is {value!r}."
-                )
+            check_least(f"embedding: {name} of an optimizer of rows", value, 0)
 
     def begins_with(self, name: str) -> float:
         """The first value of a state."""

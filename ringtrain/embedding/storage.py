@@ -11,6 +11,7 @@ import tempfile
 
 import numpy as np
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.embedding.initial import Initializer
 from ringtrain.errors import InvalidArgumentError
 
@@ -42,8 +43,7 @@ class Rows:
         self, count: int, width: int, dtype: np.dtype, first: Initializer | None, storage: str = "memory",
         path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
     ):  # fmt: skip
-        if storage not in STORAGES:
-            raise InvalidArgumentError(f"embedding: storage must be 'memory' or 'file', but is {storage!r}.")
+        check_among("embedding: storage must be 'memory' or 'file'", storage, STORAGES)
         self._first = first
         self._map: mmap.mmap | None = None
         self._is_new = np.zeros(0, bool)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ringtrain._runtime import context as contexts
-from ringtrain._runtime.objects import allgather_object, broadcast_object
+from ringtrain._runtime.objects import broadcast_object
 from ringtrain._runtime.operations import Average, Sum, allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.elastic.transparent import TransparentState
@@ -29,10 +29,11 @@ from ringtrain.embedding import checkpoints, initial, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import in_one_world
 from ringtrain.embedding.moving import MovingRows
+from ringtrain.embedding.sharing import check_sharing, on_all
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Trip, is_finite
 from ringtrain.embedding.waiting import Waiting, nothing, together
-from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 _MOST_TRIPS = 64  # whose gradients may still come; those of predictions never do
 _MOST_PASSES = 1000  # that wait for a step; where none comes, no optimizer has the layer
@@ -85,12 +86,11 @@ class SelfUpdatingTable(MovingRows):
         self.outline = f"rows of {(*terms, replicas)}"
         first = initial.initializer(initializer, scale, seed, width, _DTYPE)
         super().__init__(Dealing(rows, size_of(process_set), dealing), replicas, (storage, path, resident_bytes), first)
+        check_sharing(terms, "name, rows, width, seed, dealing, op, optimizer", f"embedding.{name}.terms", process_set)
         if self.is_elastic:
-            _check_elastic(name, process_set)
             self.begin_without_rows()
         else:
             self.rank = place_in(process_set)
-            self._agree(terms)
             self._rows = Rows(
                 self.dealing.count(self.rank), width, _DTYPE, lambda places: first(self.dealing.ids(self.rank, places)),
                 storage, path, resident_bytes,
@@ -212,7 +212,7 @@ class SelfUpdatingTable(MovingRows):
         token = broadcast_object(
             secrets.token_hex(8), members_of(self.process_set)[0], f"{self.name}.save", self.process_set
         )
-        self._on_all("saved", lambda: self._save(folder, token))
+        on_all(f"{self.name}.saved", self.process_set, lambda: self._save(folder, token))
 
     def load(self, folder: str | os.PathLike, lost_only: bool = False) -> None:
         """Reads what any number of ranks has saved; all ranks call it.
@@ -233,18 +233,13 @@ class SelfUpdatingTable(MovingRows):
         if lost_only:  # a death ends the job
             return
         with self._as_rank():
-            self._on_all("loaded", lambda: self._load(folder))
+            on_all(f"{self.name}.loaded", self.process_set, lambda: self._load(folder))
 
     def rows(self) -> np.ndarray:
         """This rank's rows, in the order of ``dealing.ids_of``: a copy. In an elastic job none before the first use."""
         return self._rows.gather(np.arange(self.owned))
 
     def _save(self, folder: str | os.PathLike, token: str) -> None:
-        if checkpoints.saved_by_others(folder, self.name, self.dealing.ranks):
-            raise InvalidArgumentError(
-                f"embedding '{self.name}': {os.fspath(folder)!r} must hold no save by another number of ranks, but does. "
-                "Save into a new folder."
-            )
         arrays = {"weight": self._rows, **self._state}
         for each in arrays.values():
             each.prepare(np.arange(self.owned))
@@ -257,15 +252,6 @@ class SelfUpdatingTable(MovingRows):
             for places, values in saved.share(self.dealing, self.rank, name):
                 to.put(places, values)
         self.step = int(saved.numbers.get("step", 0))
-
-    def _agree(self, terms: tuple) -> None:
-        everyone = allgather_object(terms, f"embedding.{self.name}.terms", self.process_set)
-        for rank, theirs in zip(members_of(self.process_set), everyone, strict=True):
-            if theirs != everyone[0]:
-                raise MismatchError(
-                    "ShardedEmbedding: (name, rows, width, seed, dealing, op, optimizer) must be the same on all ranks, but are "
-                    f"{everyone[0]} on rank {members_of(self.process_set)[0]} and {theirs} on rank {rank}."
-                )
 
     @contextmanager
     def _as_rank(self) -> Iterator[None]:
@@ -334,11 +320,3 @@ def with_rows(
 
 def _table_of(variable: Any) -> SelfUpdatingTable | None:
     return getattr(variable, "sharded_table", None)
-
-
-def _check_elastic(name: str, process_set: ProcessSet) -> None:
-    if process_set is not global_process_set:
-        raise UnsupportedError(
-            f"ShardedEmbedding '{name}': in an elastic job a table must be shared by all ranks, but has a process set of its "
-            "own, which ends with its world. Leave process_set out."
-        )

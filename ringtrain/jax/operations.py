@@ -191,9 +191,8 @@ def _call(
     """The arguments, checked, as a program says them."""
     if name is not None:
         check_name(name)
-    if not isinstance(compression, str) or compression not in tables.COMPRESSIONS:
-        known = ", ".join(tables.COMPRESSIONS)
-        raise InvalidArgumentError(f"compression must be one of {known}, but is {compression!r}.")
+    known = list(tables.COMPRESSIONS)
+    arguments.check_among(f"compression must be one of {', '.join(known)}", compression, known)
     ranks, own = members_of(process_set), current().rank
     root = arguments.root(root_rank)
     return Call(

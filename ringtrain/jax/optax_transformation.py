@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arguments import check_passes
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
-from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax.accumulation import Accumulation
 from ringtrain.jax.trees import Tree, allreduce_gradients
 from ringtrain.jax.use import Use
@@ -64,11 +64,8 @@ def DistributedGradientTransformation(
         import optax
     except ImportError as problem:
         raise ImportError("DistributedGradientTransformation needs optax. Run: pip install optax") from problem
-    if not isinstance(transformation, optax.GradientTransformation):
-        raise InvalidArgumentError(
-            "DistributedGradientTransformation: expected a transformation of optax, such as optax.adamw(1e-3), but found "
-            f"{transformation!r}."
-        )
+    demand = "DistributedGradientTransformation: it must be given a transformation of optax, such as optax.adamw(1e-3)"
+    check_kind(demand, transformation, optax.GradientTransformation)
     inner = optax.with_extra_args_support(transformation)
 
     mode = checked_mode(mode, "DistributedGradientTransformation")

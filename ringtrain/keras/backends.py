@@ -13,6 +13,7 @@ import importlib
 
 import keras
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import UnsupportedError
 
 _MODULES = {
@@ -24,11 +25,8 @@ _MODULES = {
 
 def module_of(name: str) -> str:
     """The module for a backend of Keras. Raises UnsupportedError for those that have none."""
-    if name not in _MODULES:
-        raise UnsupportedError(
-            f"ringtrain.keras: expected Keras on {', '.join(_MODULES)} but found it on '{name}'. "
-            "Set KERAS_BACKEND to one of them before keras is imported."
-        )
+    demand = f"ringtrain.keras: Keras' backend must be one of {', '.join(_MODULES)}"
+    check_among(demand, name, _MODULES, "Set KERAS_BACKEND to one of them before keras is imported", UnsupportedError)
     return _MODULES[name]
 
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arguments import check_passes, check_scaling, given_groups
@@ -428,11 +429,8 @@ def checked_groups(
 def _layers(given: Layer | Sequence[Layer] | None) -> tuple[Layer, ...]:
     layers = () if given is None else tuple(given) if isinstance(given, (list, tuple, set)) else (given,)
     for layer in layers:
-        if not hasattr(layer, "trainable_variables"):
-            raise InvalidArgumentError(
-                f"PartialDistributedOptimizer: expected layers as local_layers but found a {type(layer).__name__}. "
-                "Pass layers of the model."
-            )
+        demand = "PartialDistributedOptimizer: each of local_layers must be a layer"
+        check_kind(demand, layer, ("trainable_variables",), "Pass layers of the model")
     return layers
 
 

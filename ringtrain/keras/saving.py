@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._runtime.arguments import check_among
 from ringtrain.keras.optimizer import DistributedOptimizer, reduction_of
 from ringtrain.keras.types import Compression, Model
 
@@ -44,10 +44,7 @@ def load_model(
     Raises:
         InvalidArgumentError: ``legacy_opts=True``.
     """
-    if legacy_opts:
-        raise InvalidArgumentError(
-            "load_model: legacy_opts must be False, but is True. Keras 3 has no such optimizers."
-        )
+    check_among("load_model: legacy_opts must be False", legacy_opts, [False], "Keras 3 has no such optimizers")
     return load_wrapped(keras, filepath, custom_optimizers, custom_objects, {"compression": compression, **settings})
 
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._training.session import Session
 from ringtrain._training.watch import Comparison, Watch
 from ringtrain.errors import UnsupportedError
@@ -89,11 +90,11 @@ class StepWatch:
     def require_no_norm_of_all(self) -> None:
         """Refuses to clip by a norm that each rank has another one of, since gradients of its own are within."""
         norm = None if self.stepping is None else self.stepping.settings().get("global_clipnorm")
-        if norm:
-            raise UnsupportedError(
-                f"apply '{self._names.prefix}': global_clipnorm must be None with variables whose gradients stay on their rank, but is "
-                f"{norm}: each rank would clip the gradients of all by a norm of its own, and train apart. Use clipnorm or clipvalue."
-            )
+        demand = (
+            f"apply '{self._names.prefix}': global_clipnorm must be None with variables whose gradients stay on their rank, as each "
+            "would clip the gradients of all by a norm of its own, and train apart"
+        )
+        check_among(demand, norm or None, [None], "Use clipnorm or clipvalue", UnsupportedError)
 
     def _comparison(self, variables: Sequence[Variable]) -> Comparison | None:
         watch, stepping = self.watch, self.stepping

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from ringtrain._binding import cuda_arrays, options
 from ringtrain._runtime import exits
+from ringtrain._runtime.arguments import check_among
 from ringtrain._training.adapter.slots import Slots, core_functions
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import UnsupportedError
 
 TESTED_RELEASES = ("2.20", "2.21")
 ANY_RELEASE = "RINGTRAIN_TENSORFLOW_ANY_RELEASE"
@@ -48,8 +49,7 @@ def tensors_stay_on_gpus(choice: str, release: str, with_cuda: bool) -> bool:
         release: of TensorFlow. Of one that is not tested nobody knows where it keeps the stream of a GPU.
         with_cuda: whether TensorFlow was built with CUDA: other GPUs than NVIDIA's have no stream for us.
     """
-    if choice not in ("", "auto", "device", "host"):
-        raise InvalidArgumentError(f"{GPU}: expected auto, device or host, but found '{choice}'.")
+    check_among(f"{GPU} must be auto, device or host", choice, ("", "auto", "device", "host"))
     return choice == "device" or (choice != "host" and _is_tested(release) and with_cuda)
 
 

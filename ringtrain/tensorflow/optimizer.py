@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.operations import Adasum, Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arguments import check_passes, given_groups
@@ -149,11 +150,9 @@ def DistributedOptimizer(
         _check_for_adasum(backward_passes_per_step, average_aggregated_gradients)
     if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
         raise InvalidArgumentError("DistributedOptimizer: expected a plain optimizer but found a distributed one.")
-    if backward_passes_per_step > 1 and not names.in_session_graph():
-        raise InvalidArgumentError(
-            "DistributedOptimizer: backward_passes_per_step must be 1 for an optimizer of tf.compat.v1 outside of a graph "
-            f"for sessions, but is {backward_passes_per_step}. Use an optimizer of Keras."
-        )
+    if not names.in_session_graph():
+        demand = "DistributedOptimizer: backward_passes_per_step must be 1 for an optimizer of tf.compat.v1 outside of a graph for sessions"
+        check_among(demand, backward_passes_per_step, [1], "Use an optimizer of Keras")
     kind, ours = type(optimizer), AdasumOptimizer if op == Adasum else _DistributedOptimizer
     optimizer.__class__ = type(kind.__name__, (ours, kind), {"__module__": kind.__module__})
     optimizer._reduction = reduction
@@ -172,11 +171,8 @@ def _check_for_adasum(backward_passes_per_step: int, average_aggregated_gradient
         ("backward_passes_per_step", backward_passes_per_step, 1),
         ("average_aggregated_gradients", average_aggregated_gradients, False),
     ]:
-        if given != only:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: {name} must be {only} with op=Adasum, which sends no gradients, but is {given}. "
-                "Leave it out."
-            )
+        demand = f"DistributedOptimizer: {name} must be {only} with op=Adasum, which sends no gradients"
+        check_among(demand, given, [only], "Leave it out")
 
 
 def _keras_optimizer(optimizer: _AnOptimizer, name: str | None, **arguments: object) -> _AnOptimizer:

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from ringtrain._runtime.operations import Adasum, Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
+from ringtrain._training.guard import require_all_ranks
 from ringtrain._training.watch import Comparison
 from ringtrain.elastic import TransparentState
-from ringtrain.elastic.lossless import require_all_ranks
 from ringtrain.embedding.table import with_rows
 from ringtrain.errors import UnsupportedError
 from ringtrain.tensorflow.compression import Compressor

@@ -6,9 +6,10 @@ backpropagation goes through both. The Keras backend must be TensorFlow.
 
 import tensorflow as tf
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.operations import Sum
 from ringtrain._runtime.process_sets import global_process_set, is_alone
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import UnsupportedError
 from ringtrain.tensorflow.names import claim_in_function
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce
@@ -33,15 +34,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: object):
-        if fused is not False:
-            raise InvalidArgumentError(f"SyncBatchNormalization: fused must be False, but is {fused!r}.")
-        if kwargs.get("renorm"):
-            raise UnsupportedError("SyncBatchNormalization: renorm must be False, but is True. Leave it out.")
-        if tf.keras.backend.backend() != "tensorflow":
-            raise UnsupportedError(
-                f"SyncBatchNormalization: expected Keras on TensorFlow but found it on {tf.keras.backend.backend()}. "
-                "Set KERAS_BACKEND=tensorflow."
-            )
+        check_among("SyncBatchNormalization: fused must be False", fused, [False])
+        renorm, backend = kwargs.get("renorm", False), tf.keras.backend.backend()
+        check_among("SyncBatchNormalization: renorm must be False", renorm, [False], "Leave it out", UnsupportedError)
+        demand = "SyncBatchNormalization: Keras' backend must be TensorFlow"
+        check_among(demand, backend, ["tensorflow"], "Set KERAS_BACKEND=tensorflow", UnsupportedError)
         super().__init__(**kwargs)
 
     @as_it_is

@@ -19,18 +19,17 @@ import torch
 from torch.nn import functional
 
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.context import current
-from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, place_in, size_of
-from ringtrain._training.adapter.checks import require_alike
 from ringtrain._training.adapter.numbering import next_number
-from ringtrain._training.guard import under_way
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
+from ringtrain.embedding.sharing import check_elastic_use, check_sharing
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -104,11 +103,11 @@ class _Sharded(torch.nn.Module):
         self._terms = (
             self.name, num_embeddings, embedding_dim, self.padding_idx, sparse, str(dtype), seed, dealing, op,
         )  # fmt: skip
+        names = "name, rows, width, padding, sparse, dtype, seed, dealing, op"
+        check_sharing(self._terms, names, f"embedding.table.{number}", process_set)
         if self.is_elastic:
-            _check_elastic(process_set)
             self._rows = self.new_rows(0, self.origin.rows)
         else:
-            _require_same(self._terms, number, process_set)
             own, here, first = self.dealing, self.rank, self.origin.rows
             self._rows = self.new_rows(own.count(here), lambda places: first(own.ids(here, places)))
         self.weight = Shard(torch.from_numpy(self._rows.array))
@@ -421,8 +420,7 @@ class ShardedEmbeddingBag(_Sharded):
         self, num_embeddings: int, embedding_dim: int, mode: str = "mean", include_last_offset: bool = False, **arguments: Any
     ):  # fmt: skip
         super().__init__(num_embeddings, embedding_dim, **arguments)
-        if mode not in ("sum", "mean", "max"):
-            raise InvalidArgumentError(f"embedding '{self.name}': mode must be sum, mean or max, but is {mode!r}.")
+        check_among(f"embedding '{self.name}': mode must be sum, mean or max", mode, ("sum", "mean", "max"))
         self.mode, self.include_last_offset = mode, include_last_offset
 
     @eager
@@ -557,12 +555,10 @@ def tables_in(model: torch.nn.Module) -> list[tuple[str, _Sharded]]:
 
 def _check_use(modules: Sequence[_Sharded]) -> None:
     first = modules[0]
-    if under_way() is None and first.kept is None and not first.is_in_run:
-        raise UnsupportedError(
-            f"embedding '{first.name}': in an elastic job a table must be used in the loop of hvd.elastic.State(model=..., "
-            "optimizer=...), or in elastic.run with a TorchState of its model, where its rows survive, but is used outside of "
-            "both. Move the call there."
-        )
+    check_elastic_use(
+        first.name, first.kept is not None or first.is_in_run,
+        "the loop of hvd.elastic.State(model=..., optimizer=...), or in elastic.run with a TorchState of its model",
+    )  # fmt: skip
     trained = [each for each in modules if each.weight.requires_grad] if torch.is_grad_enabled() else []
     for each in trained:
         if each.carrier is None or each.carrier is not first.carrier:
@@ -582,30 +578,16 @@ def _flat(module: _Sharded, ids: object) -> np.ndarray:
 
 
 def _check(max_norm: float | None, by_frequency: bool, dtype: torch.dtype, op: int) -> None:
-    if max_norm is not None:
-        raise UnsupportedError(
-            "ShardedEmbedding: max_norm must be None, as norming a row where it is looked up would change what other ranks "
-            f"have fetched of it in the same step, but is {max_norm}. Norm the rows that come back instead."
-        )
-    if by_frequency:
-        raise UnsupportedError(
-            "ShardedEmbedding: scale_grad_by_freq must be False, as a rank counts its own batch alone, but is True."
-        )
-    if dtype not in _DTYPES:
-        raise UnsupportedError(
-            f"ShardedEmbedding: dtype must be float32 or float64, in which gradients are added, but is {dtype}. Cast what "
-            "comes back, or use autocast."
-        )
-    if op not in (Average, Sum):
-        raise InvalidArgumentError(f"ShardedEmbedding: op must be Average or Sum, but is {op!r}.")
-
-
-def _check_elastic(process_set: ProcessSet) -> None:
-    if process_set is not global_process_set:
-        raise UnsupportedError(
-            "ShardedEmbedding: in an elastic job a table must be shared by all ranks, but has a process set of its own, which "
-            "ends with its world. Leave process_set out."
-        )
+    demand = (
+        "ShardedEmbedding: max_norm must be None, as norming a row where it is looked up would change what other ranks have fetched "
+        "of it in the same step"
+    )
+    check_among(demand, max_norm, [None], "Norm the rows that come back instead", UnsupportedError)
+    demand = "ShardedEmbedding: scale_grad_by_freq must be False, as a rank counts its own batch alone"
+    check_among(demand, by_frequency, [False], error=UnsupportedError)
+    demand = "ShardedEmbedding: dtype must be float32 or float64, in which gradients are added"
+    check_among(demand, dtype, _DTYPES, "Cast what comes back, or use autocast", UnsupportedError)
+    check_among("ShardedEmbedding: op must be Average or Sum", op, (Average, Sum))
 
 
 def _tensors(state: Mapping[str, Lines]) -> dict[str, torch.Tensor]:
@@ -637,17 +619,5 @@ def _with_padding(make: initial.Initializer, padding: int | None) -> initial.Ini
 def _row_of_padding(padding: int | None, rows: int) -> int | None:
     if padding is None:
         return None
-    if not -rows <= padding < rows:
-        raise InvalidArgumentError(f"ShardedEmbedding: padding_idx must be a row of {rows}, but is {padding}.")
+    check_among(f"ShardedEmbedding: padding_idx must be a row of {rows}", padding, range(-rows, rows))
     return padding % rows
-
-
-def _require_same(terms: tuple, number: int, process_set: ProcessSet) -> None:
-    """Raises MismatchError, the same on all ranks, if ranks make different tables."""
-    if size_of(process_set) == 1:
-        return
-    everyone = allgather_object(terms, f"embedding.table.{number}", process_set)
-    demand = (
-        "ShardedEmbedding: (name, rows, width, padding, sparse, dtype, seed, dealing, op) must be the same on all ranks"
-    )
-    require_alike(demand, everyone, process_set, "Make the same tables in the same order")

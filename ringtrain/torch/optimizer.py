@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arguments import check_compressor, check_passes, check_scaling
@@ -424,10 +425,7 @@ def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_arguments(optimizer: torch.optim.Optimizer, passes: int, op: int, predivide: float) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidArgumentError(
-            f"DistributedOptimizer: expected a torch.optim.Optimizer but found a {type(optimizer).__name__}."
-        )
+    check_kind("DistributedOptimizer: the optimizer must be a torch.optim.Optimizer", optimizer, torch.optim.Optimizer)
     check_passes(passes)
     check_scaling("DistributedOptimizer", op, predivide, others={"Adasum": Adasum, "PerItem": PerItem})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ringtrain._runtime import operations
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import broadcast_object
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
@@ -61,11 +62,8 @@ def resume_together(
 
 def _check(parts: tuple[object, ...], root_rank: int | None, process_set: ProcessSet) -> None:
     for place, part in enumerate(parts):
-        if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
-            raise InvalidArgumentError(
-                f"resume_together: part {place} must have state_dict and load_state_dict, but is a {type(part).__name__}. Pass "
-                "models, optimizers, schedules and the like."
-            )
+        demand = f"resume_together: part {place} must have state_dict and load_state_dict"
+        check_kind(demand, part, ("state_dict", "load_state_dict"), "Pass models, optimizers, schedules and the like")
     if root_rank is None and process_set is not global_process_set:
         raise InvalidArgumentError(
             "resume_together: process_set must go with a root_rank, as all ranks join, but came alone. Pass both."

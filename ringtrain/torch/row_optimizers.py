@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import torch
 
+from ringtrain._runtime.arguments import check_least
 from ringtrain.errors import InvalidArgumentError
 
 _Loss = TypeVar("_Loss")
@@ -37,8 +38,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         initial_accumulator_value: float = 0.0,
     ):
         for name, value in (("lr", lr), ("eps", eps), ("initial_accumulator_value", initial_accumulator_value)):
-            if not value >= 0:
-                raise InvalidArgumentError(f"RowWiseAdagrad: {name} must be at least 0, but is {value!r}.")
+            check_least(f"RowWiseAdagrad: {name}", value, 0)
         super().__init__(params, {"lr": lr, "eps": eps, "initial_accumulator_value": initial_accumulator_value})
         for group in self.param_groups:
             for parameter in group["params"]:

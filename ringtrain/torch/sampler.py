@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringtrain._runtime.arguments import check_among, integer
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, place_in, size_of
 from ringtrain._training import sharding
-from ringtrain.errors import InvalidArgumentError
 
 
 class DistributedSampler(torch.utils.data.Sampler[int]):
@@ -99,11 +99,8 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
             InvalidArgumentError: the state is of another data set or seed, so the place would mean other samples.
         """
         for name, mine in (("count", self._count), ("seed", self._seed)):
-            if state[name] != mine:
-                raise InvalidArgumentError(
-                    f"load_state_dict: {name} must be that of the saved run, {state[name]}, but is {mine}. "
-                    "Make the sampler as that run did."
-                )
+            demand = f"load_state_dict: {name} must be that of the saved run, {state[name]}"
+            check_among(demand, mine, [state[name]], "Make the sampler as that run did")
         self.epoch = state["epoch"]
         self._start = self._read = self._next_start = state["read"]
 
@@ -118,11 +115,7 @@ def _place(num_replicas: int | None, rank: int | None, process_set: ProcessSet) 
     """Which of how many this rank is: as it was told, and else as the process set has it."""
     size = size_of(process_set) if num_replicas is None else num_replicas
     place = place_in(process_set) if rank is None else rank
-    for name, value in (("num_replicas", size), ("rank", place)):
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise InvalidArgumentError(f"DistributedSampler: {name} must be a whole number, but is {value!r}.")
-    if not 0 <= place < size:
-        raise InvalidArgumentError(
-            f"DistributedSampler: rank must be in [0, {size}), the number of replicas, but is {place}. Leave both out, or give both."
-        )
-    return int(place), int(size)
+    size, place = integer("DistributedSampler: num_replicas", size), integer("DistributedSampler: rank", place)
+    demand = f"DistributedSampler: rank must be in [0, {size}), the number of replicas"
+    check_among(demand, place, range(size), "Leave both out, or give both")
+    return place, size

@@ -20,8 +20,8 @@ from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
-from ringtrain._training.guard import StepGuard, under_way
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain._training.guard import StepGuard, require_all_ranks, under_way
+from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.compilation import eager
 from ringtrain.torch.tensors import buffer_of, finish, received
 
@@ -95,11 +95,8 @@ class SyncBatchNorm(_BatchNorm):
             UnsupportedError: on a process set, in a training by ``elastic.State``.
         """
         self._check_input_dim(input)
-        if self.process_set is not global_process_set and under_way() is not None:
-            raise UnsupportedError(
-                "SyncBatchNorm: with elastic.State its ranks must be all, since a step is released by all of them, but it has a "
-                "process set. Leave it out."
-            )
+        if under_way() is not None:
+            require_all_ranks("SyncBatchNorm", self.process_set, "TorchState")
         if not (self.training and self.process_set.included() and size_of(self.process_set) > 1):
             return super().forward(input)
         ranks = _Ranks(self)

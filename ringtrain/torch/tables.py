@@ -17,6 +17,7 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.process_sets import members_of
 from ringtrain.embedding import checkpoints
 from ringtrain.embedding.kept_rows import Origin, in_one_world
+from ringtrain.embedding.sharing import on_all, problem_of, raise_first
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch.embedding import _Sharded, tables_in
 from ringtrain.torch.shards import is_shard
@@ -75,9 +76,7 @@ def load_tables(
         if table.is_elastic:
             table.begin_from(_origin(_fitting(folder, name, table), table, optimizer is not None), lost_only)
             continue
-        members = table.weight.process_set
-        problem = _problem_of(lambda: _load(folder, name, table, optimizer))  # noqa: B023
-        _raise_first(allgather_object(problem, f"load_tables.{name}", members), members_of(members))
+        on_all(f"load_tables.{name}", table.weight.process_set, lambda: _load(folder, name, table, optimizer))  # noqa: B023
 
 
 def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
@@ -186,10 +185,10 @@ def save_parts(parts: Sequence[Part], folder_of: Callable[[str], Path]) -> Path:
             for part in parts:
                 _save(folder, part.name, part.table, part.optimizer, token)
 
-        return folder, allgather_object(_problem_of(write), "save_every.written")
+        return folder, allgather_object(problem_of(write), "save_every.written")
 
     folder, problems = in_one_world([part.table for part in parts], attempt)
-    _raise_first(problems, list(range(len(problems))))
+    raise_first(problems, list(range(len(problems))))
     return folder
 
 
@@ -203,7 +202,7 @@ def load_parts(parts: Sequence[Part], folder: str | os.PathLike) -> str | None:
             else:
                 _load(folder, name, table, optimizer)
 
-    return _problem_of(read)
+    return problem_of(read)
 
 
 def _trainer_of(table: _Sharded, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer | None:
@@ -213,32 +212,17 @@ def _trainer_of(table: _Sharded, optimizers: Sequence[torch.optim.Optimizer]) ->
     return None
 
 
-def _problem_of(function: Callable[[], None]) -> str | None:
-    try:
-        function()
-    except (OSError, InvalidArgumentError) as failed:
-        return str(failed)
-    return None
-
-
 def _save_on_all(
     folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None
 ) -> None:
     members = table.weight.process_set
     token = broadcast_object(secrets.token_hex(8), members_of(members)[0], f"save_tables.{name}", members)
-    problem = _problem_of(lambda: _save(folder, name, table, optimizer, token))
-    _raise_first(allgather_object(problem, f"save_tables.{name}.done", members), members_of(members))
+    on_all(f"save_tables.{name}.done", members, lambda: _save(folder, name, table, optimizer, token))
 
 
 def _save(
     folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None, token: str
 ) -> None:
-    others = checkpoints.saved_by_others(folder, name, table.dealing.ranks)
-    if others:
-        raise InvalidArgumentError(
-            f"save_tables '{name}': {os.fspath(folder)!r} must hold no save by another number of ranks than "
-            f"{table.dealing.ranks}, but holds {others[0]}. Save into a new folder."
-        )
     arrays, numbers = {"weight": table.rows().numpy()}, {}
     for key, value in _state(optimizer, table).items():
         if isinstance(value, torch.Tensor) and value.dim():
@@ -284,18 +268,9 @@ def _numbers(saved: checkpoints.Saved) -> dict[str, torch.Tensor | float]:
 
 def _fitting(folder: str | os.PathLike, name: str, table: _Sharded) -> checkpoints.Saved:
     saved = checkpoints.find(folder, name)
-    if saved.width() != table.embedding_dim:
-        raise InvalidArgumentError(
-            f"embedding '{name}': rows must have {table.embedding_dim} numbers, but {saved.width()} were saved."
-        )
+    saved.check_width(table.embedding_dim)
     return saved
 
 
 def _state(optimizer: torch.optim.Optimizer | None, table: _Sharded) -> dict[str, torch.Tensor | float]:
     return {} if optimizer is None else optimizer.state.get(table.weight, {})
-
-
-def _raise_first(problems: list[str | None], ranks: list[int]) -> None:
-    for rank, problem in zip(ranks, problems, strict=True):
-        if problem is not None:
-            raise InvalidArgumentError(f"rank {rank}: {problem}")

@@ -198,7 +198,7 @@ def test_an_unknown_word_is_refused():
     with pytest.raises(InvalidArgumentError, match="Synchronous: replicas must be"):
         hvd.DistributedGradientTransformation(optax.sgd(0.1), mode=hvd.Synchronous(replicas="same"))
     for given in ("adam", optax.adam, None):
-        with pytest.raises(InvalidArgumentError, match="expected a transformation of optax, such as"):
+        with pytest.raises(InvalidArgumentError, match="must be given a transformation of optax, such as"):
             hvd.DistributedGradientTransformation(given)
 
 

@@ -513,7 +513,7 @@ def _velocity_after_two_steps(corrects, kind):
 
 def test_an_optimizer_with_a_schedule_of_its_own_is_refused():
     scheduled = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    with pytest.raises(rt.RingtrainError, match="a number as learning rate but found a CosineDecay"):
+    with pytest.raises(rt.RingtrainError, match="learning rate must be a number, but is a CosineDecay"):
         rates_of(lambda: [hvd.callbacks.LearningRateWarmupCallback(0.8)], scheduled)
 
 

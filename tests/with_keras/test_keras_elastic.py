@@ -56,7 +56,7 @@ def test_what_cannot_be_a_state(alone):
         for callback in (hvd.elastic.UpdateBatchStateCallback, hvd.elastic.UpdateEpochStateCallback):
             with pytest.raises(InvalidArgumentError, match="the state must have an attribute '(batch|epoch)'"):
                 callback(state)
-        with pytest.raises(InvalidArgumentError, match="batches_per_commit must be 1 at least, but is 0"):
+        with pytest.raises(InvalidArgumentError, match="batches_per_commit must be at least 1, but is 0"):
             hvd.elastic.CommitStateCallback(state, 0)
         with pytest.raises(InvalidArgumentError, match="variables must be given outside of a graph"):
             ringtrain.tensorflow.elastic.TensorFlowState()

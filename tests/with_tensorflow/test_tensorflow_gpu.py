@@ -102,5 +102,5 @@ def test_where_tensors_stay(choice, release, with_cuda, stay):
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(InvalidArgumentError, match="expected auto, device or host, but found 'yes'"):
+    with pytest.raises(InvalidArgumentError, match="must be auto, device or host, but is 'yes'"):
         tensors_stay_on_gpus("yes", "2.21.0", True)

@@ -426,7 +426,7 @@ def test_wrong_arguments(world, arguments, text):
 
 def test_only_optimizers(world):
     def on_rank(rank):
-        with pytest.raises(ValueError, match="expected a torch.optim.Optimizer but found a Linear"):
+        with pytest.raises(ValueError, match="must be a torch.optim.Optimizer, but is a Linear"):
             hvd.DistributedOptimizer(torch.nn.Linear(1, 1))
 
     world.run(on_rank)

@@ -139,7 +139,7 @@ def test_saves_that_cannot_be_read(tmp_path):
         world.run(load, ROWS, WIDTH, "rank 0: .*nothing of it is there")
         world.run(save)
         world.run(load, ROWS + 1, WIDTH, "must have 24 rows, but 23 were saved")
-        world.run(load, ROWS, 2, "must have 2 numbers, but 6 were saved")
+        world.run(load, ROWS, 2, "must have 2 numbers in a row, but 6 were saved")
         about = tmp_path / "table.1-of-2.json"
         text = about.read_text()
         about.unlink()

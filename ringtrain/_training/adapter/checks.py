@@ -14,12 +14,13 @@ import numpy as np
 
 from ringtrain._binding import buffers, device_memory, tables
 from ringtrain._binding._native import ffi, lib
+from ringtrain._runtime.arguments import check_least
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Max, Min, allgather, allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of
 from ringtrain._runtime.submission import preparing
-from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
+from ringtrain.errors import MismatchError, RingtrainError
 
 Named = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -45,8 +46,7 @@ def check_replicas(tensors: Named, every: int = 1, process_set: ProcessSet = glo
     """
     name = "check_replicas"
     with preparing("allreduce", f"{name}.names", process_set):
-        if every < 1:
-            raise InvalidArgumentError(f"check_replicas: every must be 1 at least, but is {every}.")
+        check_least("check_replicas: every", every, 1)
     if current().count_call(f"{name}.{id_of(process_set)}") % every:
         return
     names, digests = _examined("check_replicas", tensors, process_set, digest)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+from ringtrain._runtime.arguments import check_kind, number
 from ringtrain._runtime.context import current
 from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError
@@ -46,8 +47,7 @@ class ScheduleHooks:
         steps_per_epoch: int | None = None,
     ):
         super().__init__()
-        if initial_lr is None:
-            raise InvalidArgumentError(f"{type(self).__name__}: initial_lr must be a number, but is None.")
+        number(f"{type(self).__name__}: initial_lr", initial_lr)
         self._initial_lr = initial_lr
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self._start_epoch, self._end_epoch = start_epoch, end_epoch
@@ -62,12 +62,9 @@ class ScheduleHooks:
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is None:  # those of optimizers.legacy
             rate = getattr(optimizer, "learning_rate", None)
-        if not hasattr(rate, "assign"):
-            raise InvalidArgumentError(
-                f"{type(self).__name__}: expected an optimizer with a number as learning rate but found a "
-                f"{type(rate).__name__}. Keras' schedules have warm-up of their own: "
-                "CosineDecay(..., warmup_target=..., warmup_steps=...)."
-            )
+        demand = f"{type(self).__name__}: the optimizer's learning rate must be a number"
+        advice = "Keras' schedules have warm-up of their own: CosineDecay(..., warmup_target=..., warmup_steps=...)"
+        check_kind(demand, rate, ("assign",), advice)
         if self._steps_per_epoch is None:
             self._steps_per_epoch = (self.params or {}).get("steps")
         if self._steps_per_epoch is None and not self._staircase:

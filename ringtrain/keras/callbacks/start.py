@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringtrain._binding.log import logger
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
@@ -65,11 +66,8 @@ class StartHooks:
 
     def register_local_var(self, variable: Variable) -> None:
         """Adds a variable that each rank keeps to itself."""
-        if not hasattr(variable, "assign"):
-            raise InvalidArgumentError(
-                f"BroadcastGlobalVariablesCallback: expected variables as local_variables but found a "
-                f"{type(variable).__name__}. Pass layer.trainable_variables of the layers that stay local."
-            )
+        demand = "BroadcastGlobalVariablesCallback: each of local_variables must be a variable"
+        check_kind(demand, variable, ("assign",), "Pass layer.trainable_variables of the layers that stay local")
         self._local[id(variable)] = variable
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from ringtrain._runtime.arguments import check_among, check_kind
 from ringtrain._runtime.context import current, own
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import global_process_set
+from ringtrain._training.guard import require_all_ranks
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
-from ringtrain.elastic.lossless import require_all_ranks
 from ringtrain.elastic.reading import ReadElsewhere
 from ringtrain.elastic.saving import is_plain
 from ringtrain.elastic.sets import Rule
@@ -329,11 +330,8 @@ class ElasticHooks:
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Looks whether it is the one in which the others are."""
-        if epoch != self.state.epoch:
-            raise InvalidArgumentError(
-                f"fit: initial_epoch must be that of the state, {self.state.epoch}, but is {epoch}. Pass "
-                "initial_epoch=elastic.epoch."
-            )
+        demand = f"fit: initial_epoch must be that of the state, {self.state.epoch}"
+        check_among(demand, epoch, [self.state.epoch], "Pass initial_epoch=elastic.epoch")
         self._before = self.state.batch
         self.state.set_epoch()
 
@@ -461,10 +459,8 @@ def _require_data_of_sampler(are_its: bool) -> None:
 
 
 def _check_sampler(sampler: object) -> None:
-    if not isinstance(sampler, BatchSampler):
-        raise TypeError(
-            f"elastic: the sampler must be a BatchSampler, but is a {type(sampler).__name__}. Use hvd.elastic.BatchSampler."
-        )
+    demand = "elastic: the sampler must be a BatchSampler"
+    check_kind(demand, sampler, BatchSampler, "Use hvd.elastic.BatchSampler", TypeError)
 
 
 def _checked(model: Model) -> KerasReducer:

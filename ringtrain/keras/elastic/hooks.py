@@ -6,6 +6,7 @@ before the next one begins.
 
 from typing import Any
 
+from ringtrain._runtime.arguments import check_least
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.types import Logs, Model, Params
 
@@ -40,10 +41,7 @@ class CommitHooks:
 
     def __init__(self, state: Any, batches_per_commit: int = 1):
         super().__init__()
-        if batches_per_commit < 1:
-            raise InvalidArgumentError(
-                f"CommitStateCallback: batches_per_commit must be 1 at least, but is {batches_per_commit}."
-            )
+        check_least("CommitStateCallback: batches_per_commit", batches_per_commit, 1)
         self.state = state
         self._batches_per_commit = batches_per_commit
         self._since = 0  # batches since the last commit

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 import tf_keras
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import UnsupportedError
 from ringtrain.keras.accumulation import Accumulation
 from ringtrain.keras.averaging import AveragingMethods, require_none
@@ -226,11 +227,9 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
     def _collect(self, pairs: _Pairs) -> tuple[Flag, _Pairs]:
         reduction = self._gradient_reduction
         assert reduction is not None
-        if reduction.accumulation.passes > 1 and not tf.compat.v1.executing_eagerly_outside_functions():
-            raise UnsupportedError(
-                f"apply '{reduction.prefix}': backward_passes_per_step must be 1 in a graph of TensorFlow 1, but is "
-                f"{reduction.accumulation.passes}. Leave eager execution on."
-            )
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            demand = f"apply '{reduction.prefix}': backward_passes_per_step must be 1 in a graph of TensorFlow 1"
+            check_among(demand, reduction.accumulation.passes, [1], "Leave eager execution on", UnsupportedError)
         gradients = self._step.gradients_of(pairs)  # of all ranks in one order, whatever this one lacks
         variables = list(self._step.variables)
         with tf.init_scope():

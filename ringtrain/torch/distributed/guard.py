@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ringtrain._runtime.arguments import check_kind
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.coexistence import let_rest, shard_kind
 from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
@@ -81,17 +82,14 @@ def _refuse_hook(*_: object, **__: object) -> None:
     )
 
 
-def _check(model: object, sampler: object) -> None:
+def _check(model: Any, sampler: object) -> None:
     if isinstance(model, torch.nn.Module) and any(map(shard_kind, model.parameters())):
         raise UnsupportedError(
             "Guard: expected a model of which each rank has a whole copy but found one whose parameters are sharded, as by FSDP. A "
             "shard is lost with its rank: save checkpoints with torch.distributed.checkpoint, and start the job again."
         )
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidArgumentError(
-            f"Guard: expected a DistributedDataParallel but found a {type(model).__name__}. Give hvd.elastic.State a model "
-            "without that wrapper."
-        )
+    demand = "Guard: the model must be a DistributedDataParallel"
+    check_kind(demand, model, DistributedDataParallel, "Give hvd.elastic.State a model without that wrapper")
     if not isinstance(model.process_group, RingtrainProcessGroup):
         raise InvalidArgumentError(
             "Guard: expected a model over the backend 'ringtrain' but found one over another. Call "

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._runtime.arguments import check_kind
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
 _by_torch = dist.monitored_barrier
@@ -34,10 +34,8 @@ def monitored_barrier(
         return _by_torch(group, timeout, wait_all_ranks)
     if isinstance(timeout, (int, float)):
         timeout = timedelta(seconds=timeout)
-    if timeout is not None and not isinstance(timeout, timedelta):
-        raise InvalidArgumentError(
-            f"monitored_barrier: timeout must be a timedelta, but is {timeout!r}. Write timedelta(seconds=30)."
-        )
+    if timeout is not None:
+        check_kind("monitored_barrier: timeout must be a timedelta", timeout, timedelta, "Write timedelta(seconds=30)")
     return ours.monitored_barrier(timeout, wait_all_ranks)
 
 

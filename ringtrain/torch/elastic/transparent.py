@@ -17,18 +17,19 @@ import torch
 
 from ringtrain._binding.log import logger
 from ringtrain._bootstrap import membership
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import broadcast
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
+from ringtrain._training.guard import require_all_ranks
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
 from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.lossless import (
     LosslessState,
     checked_progress,
-    require_all_ranks,
     require_averages,
     require_one_sampler,
 )
@@ -167,8 +168,7 @@ class TransparentState(LosslessState):
         Raises:
             InvalidArgumentError: ``count`` is no number, or a folder of ``save_every`` has files of later steps than this one.
         """
-        if not isinstance(count, int):
-            raise InvalidArgumentError(f"elastic.State.epochs: expected a number of epochs but found {count!r}.")
+        check_kind("elastic.State.epochs: count must be a number of epochs", count, int)
         self._training.refuse_others()
         self._begin_loop()
         self._belongings.begin()
@@ -517,11 +517,12 @@ def _state_dict(value: "Stateful") -> dict[str, object]:
 
 
 def _check_schedule(schedule: object) -> None:
-    if schedule is not None and not keeps_identity(schedule):
-        raise TypeError(
-            "elastic.State: schedule must have state_dict and load_state_dict, as those of torch.optim.lr_scheduler have, but is a "
-            f"{type(schedule).__name__}. Give plain values under names of your own."
+    if schedule is not None:
+        demand = (
+            "elastic.State: schedule must have state_dict and load_state_dict, as those of torch.optim.lr_scheduler"
         )
+        methods = ("state_dict", "load_state_dict")
+        check_kind(demand, schedule, methods, "Give plain values under names of your own", TypeError)
 
 
 Surviving = SynchronousMode | AdasumMode
