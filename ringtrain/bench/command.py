@@ -105,22 +105,22 @@ def run(chosen: argparse.Namespace, module: str, options: Mapping[str, Any]) -> 
     """Runs a module of the benchmarks; whether all results were right."""
     # Imported only now: it joins the other ranks, which the process that only starts them must not.
     try:
-        return _imported(chosen.package, module).run(**options)
+        return importlib.import_module(f"{chosen.package}.{module}").run(**options)
     except UnsupportedError as error:  # on all ranks alike
-        if environment().get("RINGTRAIN_RANK", "0") == "0":
-            print(f"{chosen.command}: {error}", file=sys.stderr)
-        return False
-
-
-def _imported(package: str, module: str) -> Any:
-    """A module of the benchmarks. Raises UnsupportedError if the framework is not installed that it measures."""
-    try:
-        return importlib.import_module(f"{package}.{module}")
+        told = str(error)
     except ModuleNotFoundError as missing:
         name = (missing.name or "").split(".")[0]
-        if name in ("", package.split(".")[0]):  # a fault of ours
+        if name in ("", chosen.package.split(".")[0]):  # a fault of ours
             raise
-        raise UnsupportedError(f"{module} needs {name}, which is not installed. Run: pip install {name}") from None
+        told = f"{_what_needs(name, module, options)} needs {name}, which is not installed. Run: pip install {name}"
+    if environment().get("RINGTRAIN_RANK", "0") == "0":
+        print(f"{chosen.command}: {told}", file=sys.stderr)
+    return False
+
+
+def _what_needs(package: str, module: str, options: Mapping[str, Any]) -> str:
+    """gloo is PyTorch's: who has none can leave it out."""
+    return "--peers gloo" if package == "torch" and "gloo" in options.get("peers", ()) else module
 
 
 def _prepare(chosen: argparse.Namespace) -> None:

@@ -105,8 +105,8 @@ class Host:
         return subprocess.Popen(self.command(*line), **options)
 
     def signal_to(self, process: subprocess.Popen, number: int) -> None:
-        """Sends a signal to the process itself that `start` returned."""
-        for child in _children(process.pid):
+        """Sends a signal to the process itself that `start` returned; nothing if that has ended."""
+        for child in _children(process):
             os.kill(child, number)
 
     def processes(self) -> dict[int, str]:
@@ -277,8 +277,10 @@ class Network:
             holder = self._hold("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
             folder = self.folder / name
             folder.mkdir(mode=0o700)
-            init = _children(holder.pid)[0]
-            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init,
+            init = _children(holder)
+            if not init:
+                raise RuntimeError(f"making a host: '{name}' ended with exit code {holder.returncode}.")
+            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init[0],
                                     cores=self._cores[number - 1])  # fmt: skip
             for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
                 self[name].check(*line)
@@ -380,11 +382,13 @@ def _check(line: Sequence[str]) -> None:
         raise RuntimeError(f"making a host: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
 
 
-def _children(process: int) -> list[int]:
+def _children(process: subprocess.Popen) -> list[int]:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        listed = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        if process.poll() is not None:
+            return []
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         if listed:
             return [int(child) for child in listed]
         time.sleep(0.01)
-    raise TimeoutError(f"process {process}: expected a child within {START_SECONDS:g} s, but it started none.")
+    raise TimeoutError(f"process {process.pid}: expected a child within {START_SECONDS:g} s, but it started none.")

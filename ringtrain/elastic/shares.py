@@ -125,9 +125,13 @@ class Shares:
         if self._pace is None:
             return
         has_drawn = own.stage != Stage.IDLE
-        for told in allgather_object((own.dealt_in, self._known.get(own.dealt_in)) if has_drawn else None, _DEALINGS):
-            if told is not None and told[1] is not None:
-                self._known[told[0]] = told[1]
+        told = allgather_object((own.dealt_in, self._known.get(own.dealt_in)) if has_drawn else None, _DEALINGS)
+        open_windows = [each for each in told if each is not None]
+        for world, counts in open_windows:
+            if counts is not None:
+                self._known[world] = counts
+        needed = {world for world, _ in open_windows} | {current().world}
+        self._known = {world: counts for world, counts in self._known.items() if world in needed}
 
     def is_due(self, released: int) -> bool:
         """Whether ranks tell their speeds between these two steps; the same on all."""

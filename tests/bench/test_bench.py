@@ -175,6 +175,11 @@ def test_a_framework_that_is_not_installed_is_told_in_a_line(tmp_path, monkeypat
     )
     with pytest.raises(ModuleNotFoundError):
         run_module(chosen, "wire", {})
+    (package / "allreduce.py").write_text("def run(peers):\n    raise ModuleNotFoundError(name='torch')\n")
+    assert run_module(chosen, "allreduce", {"peers": ["gloo"]}) is False
+    assert capsys.readouterr().err == (
+        "ringtrain bench: --peers gloo needs torch, which is not installed. Run: pip install torch\n"
+    )
 
 
 @pytest.mark.long
