@@ -108,6 +108,12 @@ def check_trainers_arguments(
     check_needs(checked_mode(arguments.get("mode"), owner).columns, {trait: True}, owner)
 
 
+def check_plain(owner: str, kind: str, value: object, distributed: type | tuple[type, ...]) -> None:
+    """Raises InvalidArgumentError for what was made distributed before."""
+    if isinstance(value, distributed):
+        raise InvalidArgumentError(f"{owner}: expected a plain {kind} but found one that is distributed already.")
+
+
 def given_groups(owner: str, num_groups: int, groups: object, member: str, stacklevel: int) -> Groups:
     """The argument ``groups`` or, under Horovod's older name, ``num_groups``, with empty groups left out.
 

@@ -19,7 +19,7 @@ from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.standing import Training
-from ringtrain.elastic.state import State
+from ringtrain.elastic.state import State, check_free_names
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
@@ -51,7 +51,7 @@ class LosslessState(State):
 
     def __init__(self, objects: dict[str, Any], rule: Rule | None):
         super().__init__()
-        self._refuse_names(objects)
+        check_free_names("elastic.State", type(self), objects)
         self._sets = Sets(rule)
         self.process_sets = self._sets.of_rule
         self._listeners: list[Callable[[int, int], object]] = []
@@ -179,15 +179,6 @@ class LosslessState(State):
     def sync(self) -> None:
         """Gives all ranks the values of rank 0; the loops do it."""
         self._training.take_state()
-
-    @classmethod
-    def _refuse_names(cls, objects: dict[str, Any]) -> None:
-        taken = sorted(name for name in objects if name.startswith("_") or hasattr(cls, name))
-        if taken:
-            raise InvalidArgumentError(
-                f"elastic.State: names must not be those of its methods, or private, but {', '.join(taken)} is. "
-                "Choose another one."
-            )
 
 
 def require_one_sampler(kind: str, count: int) -> None:

@@ -8,7 +8,8 @@ import os
 import re
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -242,3 +243,25 @@ def _read(found: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (tuple, set, frozenset)}
+
+
+def check_names(expected: Iterable[str], found: Iterable[str], path: Path) -> None:
+    """Raises InvalidArgumentError if a file has other values than a state, by their names."""
+    if set(expected) != set(found):
+        raise InvalidArgumentError(
+            f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(found))} in {path}. Make the "
+            "State with the values that it was saved with, or use another folder."
+        )
+
+
+@contextmanager
+def taken_from(path: Path, what: str, like: str = "like this State's") -> Iterator[None]:
+    """A block that takes values from a file; raises InvalidArgumentError if they do not fit what a state has."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as problem:
+        said = " ".join(str(problem).split())
+        raise InvalidArgumentError(
+            f"resume: expected the values of {what} in {path} to be {like} but they are not ({type(problem).__name__}: "
+            f"{said}). Make the State as it was when the file was written, or use another folder."
+        ) from problem

@@ -102,12 +102,7 @@ class ObjectState(State):
     """
 
     def __init__(self, bcast_object: Any = None, get_rank: Any = None, **kwargs: Any):
-        taken = sorted(name for name in kwargs if name.startswith("_") or hasattr(type(self), name))
-        if taken:
-            raise InvalidArgumentError(
-                f"{type(self).__name__}: names must not be those of its methods, or private, but {', '.join(taken)} is. "
-                "Choose another one."
-            )
+        check_free_names(type(self).__name__, type(self), kwargs)
         super().__init__()
         self._names = sorted(kwargs)
         for name, value in kwargs.items():
@@ -135,3 +130,12 @@ class ObjectState(State):
     def _set(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
             setattr(self, name, value)
+
+
+def check_free_names(owner: str, kind: type, names: Iterable[str]) -> None:
+    """Raises InvalidArgumentError for a name that a state of this class has itself, or keeps private."""
+    taken = sorted(name for name in names if name.startswith("_") or hasattr(kind, name))
+    if taken:
+        raise InvalidArgumentError(
+            f"{owner}: names must not be those of its methods, or private, but {', '.join(taken)} is. Choose another one."
+        )

@@ -13,7 +13,7 @@ from ringtrain._runtime import operations
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.stalls import long_phase
-from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, is_plain
+from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, check_names, is_plain, taken_from
 from ringtrain.elastic.values import StateValues
 from ringtrain.errors import InvalidArgumentError
 
@@ -85,20 +85,10 @@ class StateFiles:
         if found is None:
             return None
         path, kept = found
-        if kept["names"] != self._values.names:
-            raise InvalidArgumentError(
-                f"resume: expected a file with {', '.join(self._values.names)} but found {', '.join(kept['names'])} in {path}. Make the "
-                "State with the values that it was saved with, or use another folder."
-            )
+        check_names(self._values.names, kept["names"], path)
         for (adapter, values), theirs in zip(self._values.by_adapter().items(), kept["values"], strict=True):
-            try:
+            with taken_from(path, ", ".join(type(value).__name__ for value in values)):
                 adapter.take_from_file(values, theirs)
-            except (ValueError, TypeError, KeyError) as problem:
-                kinds = ", ".join(type(value).__name__ for value in values)
-                raise InvalidArgumentError(
-                    f"resume: expected the values of {kinds} in {path} to be like this State's but they are not ({problem}). Make the "
-                    "State as it was when the file was written, or use another folder."
-                ) from problem
         for name, value in kept["plain"].items():
             self._values.take(name, value)
         self._random = kept["random"]

@@ -169,12 +169,18 @@ def start(
 
 def _array(operation: str, tensor: ArrayLike) -> jax.Array:
     """What the user gave, or the number, as an array; raises InvalidArgumentError for a tree of arrays."""
+    return as_array(
+        f"tensor of {operation}", tensor, "Use allreduce_gradients or broadcast_parameters for a tree of arrays"
+    )
+
+
+def as_array(label: str, given: ArrayLike, advice: str) -> jax.Array:
+    """An array, or a number as one; raises InvalidArgumentError, with the advice, for anything else."""
     try:
-        return jnp.asarray(tensor)
+        return jnp.asarray(given)
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"tensor of {operation}: expected an array or a number but found {type(tensor).__name__}. Use allreduce_gradients or "
-            "broadcast_parameters for a tree of arrays."
+            f"{label}: expected an array or a number but found {type(given).__name__}. {advice}."
         ) from None
 
 

@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._runtime.submission import preparing
 from ringtrain._training.adapter.checks import require_same_names
-from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
-from ringtrain.jax.operations import start
+from ringtrain.jax.operations import as_array, start
 
 Tree = TypeVar("Tree")  # of arrays
 
@@ -94,12 +92,7 @@ def _unchanged(leaf: Tree) -> Tree:
 
 def _without_key(leaf: ArrayLike, label: str) -> tuple[jax.Array, object]:
     """The array of a leaf, and of which kind it is if it is a random key."""
-    try:
-        array = jnp.asarray(leaf)
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(
-            f"{label}: expected an array or a number but found {type(leaf).__name__}. Use broadcast_object for it."
-        ) from None
+    array = as_array(label, leaf, "Use broadcast_object for it")
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array), jax.random.key_impl(array)
     return array, None

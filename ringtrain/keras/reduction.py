@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import id_of, is_alone
 from ringtrain._training import residuals
@@ -159,10 +160,9 @@ class KerasReducer:
         if self.accumulation.passes == 1:
             return True, self.reduce(gradients, variables)
         if any(is_overwritten(variable) for variable in variables):
-            raise UnsupportedError(
-                f"apply '{self.prefix}': expected backward_passes_per_step=1 with float8 layers, whose maxima cannot "
-                f"be added up, but found {self.accumulation.passes}. Use Keras' gradient_accumulation_steps with them."
-            )
+            demand = f"apply '{self.prefix}': backward_passes_per_step must be 1 with float8 layers, whose maxima cannot be added up"
+            advice = "Use Keras' gradient_accumulation_steps with them"
+            check_among(demand, self.accumulation.passes, [1], advice, UnsupportedError)
         dense = [None if gradient is None else backend.dense(gradient) for gradient in gradients]
         return self.accumulation.collect(dense, variables, lambda totals: self.reduce(totals, variables))
 

@@ -13,12 +13,11 @@ import tensorflow as tf
 from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.operations import Adasum, Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_passes, given_groups
+from ringtrain._training.arguments import check_passes, check_plain, given_groups
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.powersgd import PowerSGD
-from ringtrain.errors import InvalidArgumentError
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.accumulation import Accumulation
 from ringtrain.tensorflow.adasum import AdasumOptimizer
@@ -148,8 +147,7 @@ def DistributedOptimizer(
     check_passes(backward_passes_per_step)
     if op == Adasum:
         _check_for_adasum(backward_passes_per_step, average_aggregated_gradients)
-    if isinstance(optimizer, (_DistributedOptimizer, AdasumOptimizer)):
-        raise InvalidArgumentError("DistributedOptimizer: expected a plain optimizer but found a distributed one.")
+    check_plain("DistributedOptimizer", "optimizer", optimizer, (_DistributedOptimizer, AdasumOptimizer))
     if not names.in_session_graph():
         demand = "DistributedOptimizer: backward_passes_per_step must be 1 for an optimizer of tf.compat.v1 outside of a graph for sessions"
         check_among(demand, backward_passes_per_step, [1], "Use an optimizer of Keras")

@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import given_groups
+from ringtrain._training.arguments import check_plain, given_groups
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.powersgd import PowerSGD
-from ringtrain.errors import InvalidArgumentError
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor
 from ringtrain.tensorflow.gradients import GradientReduction
@@ -138,9 +138,8 @@ def DistributedGradientTape(
             ``tf.errors.InvalidArgumentError`` with its text. They are compared in its twentieth call and once a second, or so
             seldom that it takes a thousandth of the time; ``replicas="differ"`` in the mode compares nothing.
     """
-    if not isinstance(gradtape, tf.GradientTape) or isinstance(gradtape, _DistributedTape):
-        found = "one that is distributed already" if isinstance(gradtape, tf.GradientTape) else type(gradtape).__name__
-        raise InvalidArgumentError(f"DistributedGradientTape: expected a tf.GradientTape but found {found}.")
+    check_kind("DistributedGradientTape: the tape must be a tf.GradientTape", gradtape, tf.GradientTape)
+    check_plain("DistributedGradientTape", "tape", gradtape, _DistributedTape)
     chosen = checked_mode(mode, "DistributedGradientTape")
     check_needs(chosen.columns, {"tape": True}, "DistributedGradientTape")
     reduction = GradientReduction(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.pending import Operation
@@ -124,10 +125,8 @@ def _check(tensor: torch.Tensor, op: int, weight: int | None) -> None:
         raise UnsupportedError(
             "op must be Average or Sum, but is Adasum, which takes dense tensors. Convert the tensor with to_dense()."
         )
-    if op not in (*_DIVIDING, Sum):
-        raise InvalidArgumentError(
-            f"op must be Average ({Average}), Sum ({Sum}) or PerItem ({PerItem}) for a sparse tensor, but is {op!r}."
-        )
+    demand = f"op must be Average ({Average}), Sum ({Sum}) or PerItem ({PerItem}) for a sparse tensor"
+    check_among(demand, op, (*_DIVIDING, Sum))
     if op == PerItem and weight is None:
         raise InvalidArgumentError(
             "reduction peritem needs a weight, of how many items this rank's tensor is the sum. Pass weight; an "

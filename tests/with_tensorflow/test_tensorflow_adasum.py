@@ -133,7 +133,7 @@ def test_an_optimizer_in_eager_mode(three):
 def test_what_is_refused(three):
     def body(rank):
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.25), op=hvd.Adasum)
-        with pytest.raises(ValueError, match="expected a plain optimizer but found a distributed one"):
+        with pytest.raises(ValueError, match="expected a plain optimizer but found one that is distributed already"):
             hvd.DistributedOptimizer(optimizer)
         for arguments, kind, text in [
             ({"backward_passes_per_step": 2}, ValueError, "backward_passes_per_step must be 1 with op=Adasum"),

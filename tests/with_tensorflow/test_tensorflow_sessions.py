@@ -122,7 +122,7 @@ def test_an_optimizer(two):
         optimizer = v1.train.GradientDescentOptimizer(0.5)
         assert hvd.DistributedOptimizer(optimizer, name="mine") is optimizer
         train = optimizer.minimize(weight * weight * (rank + 1.0))
-        with pytest.raises(ValueError, match="expected a plain optimizer but found a distributed one"):
+        with pytest.raises(ValueError, match="expected a plain optimizer but found one that is distributed already"):
             hvd.DistributedOptimizer(optimizer)
         initialize(session)
         session.run(train)

@@ -497,7 +497,7 @@ def test_a_rank_that_gives_its_batches_up_draws_them_again(alone):
     "" if "in_order" in signature(torch.utils.data.DataLoader).parameters else "needs torch 2.6: RINGTRAIN_TORCH"
 )
 def test_a_loader_that_returns_batches_in_any_order_is_refused(alone):
-    with pytest.raises(UnsupportedError, match="has in_order=False. Use in_order=True"):
+    with pytest.raises(UnsupportedError, match="in_order of the loader must be True, .* but is False"):
         iter(followed(in_order=False)[2])
 
 

@@ -208,7 +208,7 @@ def test_a_group_of_another_backend(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
-        with pytest.raises(InvalidArgumentError, match="over the backend 'ringtrain'"):
+        with pytest.raises(InvalidArgumentError, match="of the backend 'ringtrain', but is a"):
             Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     finally:
         dist.destroy_process_group()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.pending import Operation
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -140,8 +141,8 @@ class Calls:
         """To each rank one of ``sent``, from each one of ``expected``."""
 
         def prepare() -> tuple:
-            layouts.check_count(sent, self.size, what)
-            layouts.check_count(expected, self.size, what)
+            layouts.check_length(sent, self.size, "one for each rank", what)
+            layouts.check_length(expected, self.size, "one for each rank", what)
             splits = [layouts.elements(each) for each in sent]
             values = flat(sent)
             to = [layouts.room([each for each in expected if each.numel()], values, None)]
@@ -153,8 +154,9 @@ class Calls:
         """A sum of sparse tensors: all gather what each has."""
 
         def prepare() -> tuple:
-            if layouts.reduction_of(op_of(opts)) != {"reduction": "sum"}:
-                raise UnsupportedError("all_reduce: sparse tensors can be summed alone. Use op=ReduceOp.SUM.")
+            how = layouts.reduction_of(op_of(opts))
+            demand = "all_reduce: op must be ReduceOp.SUM for sparse tensors"
+            check_among(demand, how, [{"reduction": "sum"}], error=UnsupportedError)
             own = tensor.detach().coalesce()
             rows = [own.indices().t().contiguous(), own.values().contiguous()]
 

@@ -16,6 +16,7 @@ from ringtrain._binding import options
 from ringtrain._bootstrap import membership, start
 from ringtrain._rendezvous import launcher
 from ringtrain._runtime import context as contexts
+from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.rank_lists import ranks_text
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -48,11 +49,8 @@ def create(place: Place, options: object = None) -> RingtrainProcessGroup:
         InvalidArgumentError: ringtrain's world is open, with another rank or size; or options.
         RingtrainError: what ``init`` raises.
     """
-    if options is not None:
-        raise InvalidArgumentError(
-            f"init_process_group: the backend 'ringtrain' has no options of torch's, but pg_options is {options!r}. "
-            "Leave it out; docs/options.md has ringtrain's, as variables of the environment."
-        )
+    demand = "init_process_group: pg_options must be None for the backend 'ringtrain'"
+    check_among(demand, options, [None], "docs/options.md has ringtrain's, as variables of the environment")
     members = place.global_ranks_in_group
     name = place.group_id
     if not members:

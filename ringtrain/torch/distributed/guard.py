@@ -90,11 +90,8 @@ def _check(model: Any, sampler: object) -> None:
         )
     demand = "Guard: the model must be a DistributedDataParallel"
     check_kind(demand, model, DistributedDataParallel, "Give hvd.elastic.State a model without that wrapper")
-    if not isinstance(model.process_group, RingtrainProcessGroup):
-        raise InvalidArgumentError(
-            "Guard: expected a model over the backend 'ringtrain' but found one over another. Call "
-            "init_process_group('ringtrain')."
-        )
+    demand = "Guard: the model's process group must be one of the backend 'ringtrain'"
+    check_kind(demand, model.process_group, RingtrainProcessGroup, "Call init_process_group('ringtrain')")
     if model._comm_hooks:
         _refuse_hook()
     if isinstance(sampler, torch.utils.data.distributed.DistributedSampler):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ringtrain._binding import tables
+from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.tensors import DTYPE_IDS, holds_its_values, values_of
 
@@ -32,11 +33,9 @@ SUMS_OF_ROWS = next(row.name for row in tables.OPERATIONS.values() if row.reduce
 def reduction_of(op: torch.distributed.ReduceOp) -> dict[str, object]:
     """The attributes of the core's request for a ``ReduceOp``. Raises UnsupportedError for one that the core lacks."""
     kind = getattr(op, "op", op)
-    if kind not in _REDUCTIONS:
-        raise UnsupportedError(
-            f"torch.distributed: ringtrain reduces by {', '.join(each.name for each in _REDUCTIONS)}, but op is "
-            f"{getattr(kind, 'name', kind)}. Use one of these."
-        )
+    known = [each.name for each in _REDUCTIONS]
+    demand = f"torch.distributed: op must be one of {', '.join(known)} for ringtrain"
+    check_among(demand, getattr(kind, "name", kind), known, error=UnsupportedError)
     attributes: dict[str, object] = {"reduction": _REDUCTIONS[kind]}
     if kind == ReduceOp.PREMUL_SUM:
         attributes["prescale"] = _factor(op)
@@ -45,11 +44,8 @@ def reduction_of(op: torch.distributed.ReduceOp) -> dict[str, object]:
 
 def _factor(op: torch.distributed.ReduceOp) -> float:
     factor = op.__getstate__()[1]  # torch offers no other way to read it
-    if isinstance(factor, torch.Tensor) and factor.numel() != 1:
-        raise UnsupportedError(
-            f"torch.distributed: the factor of PREMUL_SUM must be one number, but has the shape {tuple(factor.shape)}. "
-            "Multiply the tensor before."
-        )
+    demand = "torch.distributed: the number of factors of PREMUL_SUM must be 1"
+    check_among(demand, torch.as_tensor(factor).numel(), [1], "Multiply the tensor before", UnsupportedError)
     return float(factor)
 
 
@@ -135,26 +131,12 @@ def deal(row: torch.Tensor, tensors: Sequence[torch.Tensor], what: str) -> None:
 
 def check_one(tensors: Sequence[object], what: str) -> None:
     """Raises InvalidArgumentError for anything but a list of one, which is all that one rank has had since torch 1.13."""
-    if len(tensors) != 1:
-        raise InvalidArgumentError(
-            f"{what}: expected one tensor of this rank but found {len(tensors)}. Call it once for each."
-        )
+    check_length(tensors, 1, "the tensor of this rank; call it once for each", what)
 
 
-def check_count(tensors: Sequence[object], size: int, what: str) -> None:
-    """Raises InvalidArgumentError for a list that has not one entry for each rank."""
-    if len(tensors) != size:
-        raise InvalidArgumentError(
-            f"{what}: expected a list with a tensor for each of the {size} ranks but found {len(tensors)}."
-        )
-
-
-def check_each(outputs: Sequence[object], inputs: Sequence[object], what: str) -> None:
-    """Raises InvalidArgumentError for a list of a rank's results that has not one for each input."""
-    if len(outputs) != len(inputs):
-        raise InvalidArgumentError(
-            f"{what}: expected in each rank's list a tensor for each of the {len(inputs)} inputs but found {len(outputs)}."
-        )
+def check_length(tensors: Sequence[object], length: int, entries: str, what: str) -> None:
+    """Raises InvalidArgumentError for a list that has not so many entries."""
+    check_among(f"{what}: the number of tensors in a list must be {length}, {entries}", len(tensors), [length])
 
 
 def split_rows(splits: Sequence[int], tensor: torch.Tensor, size: int, what: str) -> list[int]:

@@ -189,9 +189,9 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         opts: AllgatherOptions = AllgatherOptions(),  # noqa: B008
     ) -> Work:
         """``allgather`` of several tensors as one operation: ``outputs`` has a list for each rank, with a tensor for each input."""
-        layouts.check_count(outputs, self._size, "all_gather_coalesced")
+        layouts.check_length(outputs, self._size, "one for each rank", "all_gather_coalesced")
         for of_rank in outputs:
-            layouts.check_each(of_rank, inputs, "all_gather_coalesced")
+            layouts.check_length(of_rank, len(inputs), "one for each input", "all_gather_coalesced")
         of_inputs = [[of_rank[index] for of_rank in outputs] for index in range(len(inputs))]
         return self._way.gather_all(of_inputs, inputs, opts, "all_gather_coalesced")
 
@@ -222,7 +222,7 @@ class RingtrainProcessGroup(BetweenTwo, dist.ProcessGroup):
         layouts.check_one(outputs, "reduce_scatter")
         layouts.check_one(inputs, "reduce_scatter")
         pieces = inputs[0]
-        layouts.check_count(pieces, self._size, "reduce_scatter")
+        layouts.check_length(pieces, self._size, "one for each rank", "reduce_scatter")
         if any(each.shape != pieces[0].shape for each in pieces):
             return self._way.reduce_scatter_unequal(outputs[0], pieces, opts)
         return self._way.scatter_sums(outputs, lambda: [torch.stack([values_of(each) for each in pieces])], opts)

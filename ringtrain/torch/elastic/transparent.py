@@ -6,8 +6,7 @@ that means for PyTorch: gradients, samples, and the state for ranks that join.
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from ringtrain.elastic.lossless import (
     require_averages,
     require_one_sampler,
 )
-from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep
+from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep, check_names, taken_from
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.kept_rows import surviving
@@ -253,35 +252,18 @@ class TransparentState(LosslessState):
         self._resumed = None if rows is None else os.fspath(rows)
         belongings = kept.pop(_BELONGINGS, None)
         expected = {*self._stateful, *self._plain, *([ROWS] if tables else [])}
-        if kept.keys() != expected:
-            raise InvalidArgumentError(
-                f"resume: expected a file with {', '.join(sorted(expected))} but found {', '.join(sorted(kept))} in {path}. Make the "
-                "State with the values that it was saved with, or use another folder."
-            )
+        check_names(expected, kept, path)
         if belongings is not None:
-            self._take_from_file(partial(self._belongings.load_structure, belongings), "the models", "Module", path)
+            with taken_from(path, "the models", "those of a Module like this State's"):
+                self._belongings.load_structure(belongings)
             self._belongings.load(belongings)
         for name in self._stateful:
             value = getattr(self, name)
-            self._take_from_file(
-                partial(self._load, value, kept[name], has_tables=bool(tables)),
-                f"'{name}'", type(value).__name__, path,
-            )  # fmt: skip
+            with taken_from(path, f"'{name}'", f"those of a {type(value).__name__} like this State's"):
+                self._load(value, kept[name], has_tables=bool(tables))
         for name in self._plain:
             setattr(self, name, kept[name])
         return True
-
-    @staticmethod
-    def _take_from_file(take: Callable[[], None], what: str, kind: str, path: Path) -> None:
-        try:
-            take()
-        except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as problem:
-            said = " ".join(str(problem).split())
-            raise InvalidArgumentError(
-                f"resume: expected the values of {what} in {path} to be those of a {kind} like this State's but they are not "
-                f"({type(problem).__name__}: {said}). Make the State as it was when the file was written, or use another "
-                "folder."
-            ) from problem
 
     @staticmethod
     def _load(value: "Stateful", kept: Kept, has_tables: bool) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import UnsupportedError
 
 Drawn = Any  # an index, or the indices of a batch; None if there are none left
@@ -139,11 +140,9 @@ def follow_loader(found: LoaderWithWorkers, source: Source) -> DrawsAhead:
             f"steps survive a change of the world, but its iterator is a {kind.__module__}.{kind.__qualname__}. Use "
             "DataLoader, or num_workers=0."
         )
-    if not getattr(iterator, "_in_order", True):
-        raise UnsupportedError(
-            "ElasticSampler: the loader must return batches in order, where elastic.State has steps survive a change of "
-            "the world, but has in_order=False. Use in_order=True, so that it is known which samples a step has used."
-        )
+    demand = "ElasticSampler: in_order of the loader must be True, where elastic.State has steps survive a change of the world"
+    advice = "Then it is known which samples a step has used"
+    check_among(demand, getattr(iterator, "_in_order", True), [True], advice, UnsupportedError)
     draws = DrawsAhead(source, iterator)
     iterator.__class__ = FollowedIterator
     assert isinstance(iterator, FollowedIterator)
