@@ -5,7 +5,7 @@ ranks there are, the core says.
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -131,6 +131,15 @@ def check_least(what: str, value: Any, least: float) -> None:
     """Raises InvalidArgumentError unless a number is so great; one that is none at all is not."""
     if not (isinstance(value, Real) and float(value) >= least):
         raise InvalidArgumentError(f"{what} must be at least {least}, but is {value!r}.")
+
+
+def check_unique(what: str, names: Iterable[str], advice: str) -> None:
+    """Raises InvalidArgumentError for a name that comes twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgumentError(f"{what} must be unique, but '{name}' comes twice. {advice}.")
+        seen.add(name)
 
 
 def _refusal(demand: str, found: str, advice: str) -> str:

@@ -149,6 +149,9 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "powersgd": "what it keeps of a step would count as much as the items of the next",
         "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
     },
+    "average_aggregated_gradients": {
+        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+    },
     "Compression.powersgd": {
         "survives on the host": "its factors cannot be sent again in another world",
         "groups on the host": "matrices travel as factors, each alone",

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ringtrain._runtime.arguments import check_unique
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain._runtime.submission import Submission, preparing
 from ringtrain._training.adapter.checks import require_alike, require_same_names
-from ringtrain.errors import InvalidArgumentError, MismatchError, RingtrainError
+from ringtrain.errors import MismatchError, RingtrainError
 from ringtrain.torch.modes.base import Alone, OptimizerMode, State, mode_of
 from ringtrain.torch.shards import is_shard
 from ringtrain.torch.tensors import buffer_of, check_supported, finish, values_of
@@ -178,14 +179,12 @@ def _mode(optimizer: torch.optim.Optimizer) -> OptimizerMode:
 def _named_tensors(
     params: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    named: dict[str, torch.Tensor] = {}
-    for index, pair in enumerate(pairs):
-        name, tensor = pair if isinstance(pair, tuple) and len(pair) == 2 else (str(index), pair)
-        if name in named:
-            raise InvalidArgumentError(f"broadcast_parameters '{name}': expected unique names but found it twice.")
-        named[name] = tensor
-    return named
+    given = sorted(params.items()) if isinstance(params, Mapping) else list(params)
+    pairs = [
+        pair if isinstance(pair, tuple) and len(pair) == 2 else (str(index), pair) for index, pair in enumerate(given)
+    ]
+    check_unique("broadcast_parameters: names", (name for name, _ in pairs), "Name each tensor once")
+    return dict(pairs)
 
 
 class _Arrival(NamedTuple):

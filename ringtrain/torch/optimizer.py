@@ -433,7 +433,9 @@ def _check_arguments(optimizer: torch.optim.Optimizer, passes: int, op: int, pre
 def _check_combination(optimizer: torch.optim.Optimizer, wrapping: Wrapping, kind: type[OptimizerMode]) -> None:
     """Raises the error of a mode that cannot have what the script gives or has beside it."""
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    column = {Adasum: ["op=Adasum"], PerItem: ["op=PerItem"]}.get(wrapping.op, [])
+    columns = [*wrapping.mode.columns, *{Adasum: ["op=Adasum"], PerItem: ["op=PerItem"]}.get(wrapping.op, [])]
+    if wrapping.averages_passes:
+        columns.append("average_aggregated_gradients")
     given = {
         "sum": wrapping.op == Sum,
         "adasum": wrapping.op == Adasum,
@@ -449,5 +451,5 @@ def _check_combination(optimizer: torch.optim.Optimizer, wrapping: Wrapping, kin
         "elastic": membership.current() is not None,
         **kind.traits(optimizer, _plain_class(type(optimizer))),
     }
-    check_needs([*wrapping.mode.columns, *column], given)
-    check_op_of_shards(trained, wrapping.op, wrapping.averages_passes)
+    check_needs(columns, given)
+    check_op_of_shards(trained, wrapping.op)

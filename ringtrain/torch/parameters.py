@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from ringtrain._runtime.arguments import check_unique
 from ringtrain._training import grouping
 from ringtrain._training.arguments import given_groups
 from ringtrain._training.grouping import Groups
@@ -73,14 +74,7 @@ def known_names(named_parameters: Iterable[tuple[str, torch.Tensor]] | None) -> 
 
 
 def _require_unique(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InvalidArgumentError(
-                f"DistributedOptimizer: names of parameters must be unique, but '{name}' comes twice. "
-                "Put the model's name in front."
-            )
-        seen.add(name)
+    check_unique("DistributedOptimizer: names of parameters", names, "Put the model's name in front")
 
 
 # ---- groups ----

@@ -10,7 +10,7 @@ import torch
 
 from ringtrain._binding import tables
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain.errors import InvalidArgumentError, UnsupportedError
+from ringtrain.errors import InvalidArgumentError
 
 
 class Shard(torch.nn.Parameter):
@@ -49,14 +49,9 @@ def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if not is_shard(tensor)]
 
 
-def check_op_of_shards(trained: Iterable[torch.Tensor], op: int, averages_passes: bool) -> None:
+def check_op_of_shards(trained: Iterable[torch.Tensor], op: int) -> None:
     """Raises InvalidArgumentError where an optimizer would combine the tables' gradients otherwise than they are."""
     shards = [each for each in trained if isinstance(each, Shard)]
-    if shards and averages_passes:
-        raise UnsupportedError(
-            "DistributedOptimizer: average_aggregated_gradients must be False where it trains rows of a sharded embedding, whose "
-            "gradients are settled in each backward pass. Give those rows an optimizer of their own."
-        )
     if any(shard.op != op for shard in shards):
         raise InvalidArgumentError(
             f"DistributedOptimizer: op must be that of the sharded embeddings it trains, {_named(shards[0].op)}, but is "

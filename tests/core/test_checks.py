@@ -77,7 +77,7 @@ def test_every_nth_call_compares(world):
             except MismatchError:
                 failed.append(call)
         assert failed == [0, 3, 6]
-        with pytest.raises(InvalidArgumentError, match="every must be 1 at least, but is 0"):
+        with pytest.raises(InvalidArgumentError, match="every must be at least 1, but is 0"):
             rt.check_replicas(own, every=0)
 
     world.run(on_rank)

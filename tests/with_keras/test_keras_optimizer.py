@@ -82,7 +82,7 @@ def test_float8_is_not_accumulated():
         maximum.overwrite_with_gradient = True
         optimizer.apply([np.array([2.0], "float32")], [maximum])
 
-    with World(1) as world, pytest.raises(NotImplementedError, match="expected backward_passes_per_step=1 with float8"):
+    with World(1) as world, pytest.raises(NotImplementedError, match="backward_passes_per_step must be 1 with float8"):
         world.run(body)
 
 

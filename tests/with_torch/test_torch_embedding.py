@@ -410,7 +410,7 @@ def test_optimizers_that_cannot_train_a_table():
             ({"op": hvd.Adasum}, "op=Adasum cannot be used with rows of a sharded embedding"),
             ({"every": 4}, "LocalSteps cannot be used with rows"),
             ({"op": hvd.Sum}, "op must be that of the sharded embeddings"),
-            ({"average_aggregated_gradients": True, "backward_passes_per_step": 2}, "must be False"),
+            ({"average_aggregated_gradients": True, "backward_passes_per_step": 2}, "cannot be used with rows"),
         ]:
             with pytest.raises(rt.RingtrainError, match=words):
                 hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), **in_mode(arguments))

@@ -66,7 +66,10 @@ def test_broadcast_parameters_of_a_process_set(world):
     "params, text",
     [
         ({"a": torch.ones(1), "extra": 3}, "extra': tensor: expected a torch.Tensor but found int"),
-        ([("a", torch.ones(1)), ("a", torch.ones(1))], "'a': expected unique names"),
+        (
+            [("a", torch.ones(1)), ("a", torch.ones(1))],
+            "broadcast_parameters: names must be unique, but 'a' comes twice",
+        ),
     ],
     ids=["not a tensor", "twice"],
 )

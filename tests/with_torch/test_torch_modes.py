@@ -25,12 +25,15 @@ MODES = {
     "ShardedStep": hvd.ShardedStep(),
     "op=Adasum": None,
     "op=PerItem": None,
+    "average_aggregated_gradients": None,
 }
 
 
 def wrap(column, parameters=None, make=sgd, **arguments):
     if column.startswith("op="):
         arguments["op"] = getattr(hvd, column.removeprefix("op="))
+    elif column.startswith("average"):
+        arguments[column] = True
     return hvd.DistributedOptimizer(
         make(network().parameters() if parameters is None else parameters), mode=MODES[column], **arguments
     )
@@ -127,6 +130,7 @@ PAIRS = {
     ("op=PerItem", "averaged passes"): gives(average_aggregated_gradients=True),
     ("op=PerItem", "powersgd"): gives(compression=hvd.Compression.powersgd()),
     ("op=PerItem", "sharded embedding"): has_rows,
+    ("average_aggregated_gradients", "sharded embedding"): has_rows,
 }  # fmt: skip
 
 

@@ -895,6 +895,22 @@ def test_wrapping_again_keeps_the_state():
     assert_all_equal(with_it, without[0])
 
 
+def test_wrapping_again_frees_the_former_mode():
+    """And with it the memory of its buckets, while the optimizer lives."""
+
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["AdamW"])
+        train(rank, model, optimizer, range(2))
+        former = weakref.ref(optimizer._mode)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        rt.barrier()
+        gc.collect()
+        return former() is None
+
+    with World(2) as world:
+        assert world.run(on_rank) == [True, True]
+
+
 def test_values_arrive_before_the_world_closes():
     """A newcomer's script shuts down and then saves."""
 

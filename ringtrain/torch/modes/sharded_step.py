@@ -104,7 +104,8 @@ class ShardedStepMode(SynchronousMode):
         """Around its steps."""
         self._state = SharedState(optimizer, self.settings.session, self.prefix, self._buckets)
         # A thread of the sender may have this mode for a moment longer than the optimizer lives.
-        weakref.finalize(optimizer, self._world.serving.discard, self).atexit = False
+        self._serve_no_more = weakref.finalize(optimizer, self._world.serving.discard, self)
+        self._serve_no_more.atexit = False
         super().attach(optimizer)
 
     def _make_bucket(self, name: str, members: list[Member]) -> SharedBucket:
@@ -129,7 +130,7 @@ class ShardedStepMode(SynchronousMode):
             self._arrivals.give_up()
         self._sender.shutdown(wait=False)
         self._world.unsettled.discard(self)
-        self._world.serving.discard(self)
+        self._serve_no_more()
         for sent in self._gradients.in_place():
             sent.parameter.grad = None
 
