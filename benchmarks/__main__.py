@@ -232,6 +232,16 @@ def _faults(chosen: argparse.Namespace) -> int:
     return 0 if run(chosen, *chosen_faults(options_of(chosen))) else 1
 
 
+def _delays_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", type=Path, metavar="FILE", help="what bin/simulate --scale --delays reads")
+
+
+def _delays(chosen: argparse.Namespace) -> int:
+    from benchmarks import delays
+
+    return delays.start(chosen.output)
+
+
 def _launch(chosen: argparse.Namespace) -> int:
     from benchmarks import launch
 
@@ -274,6 +284,12 @@ COMMAND = Command(
             "one tensor between hosts far apart, on lines of a rate, delay and loss made on this machine; as root",
             _wide_options,
             _wide,
+        ),
+        "delays": Benchmark(
+            "how long a small message takes between two such hosts, as a distribution; as root",
+            _delays_options,
+            _delays,
+            measures=False,
         ),
         "accumulation": Benchmark("bytes and seconds a batch when several make a step", _accumulation_options),
     },

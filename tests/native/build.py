@@ -69,6 +69,22 @@ ELASTIC = [
 ]
 
 
+# What carries a chunk between hosts.
+COLLECTIVES = [
+    "collectives/doubling.cc",
+    "collectives/host_messages.cc",
+    "collectives/image.cc",
+    "collectives/partition.cc",
+    "collectives/ring.cc",
+    "collectives/rows.cc",
+    "collectives/window.cc",
+    "kernels/codec.cc",
+    "kernels/reduce.cc",
+    "kernels/scaled_blocks.cc",
+    "tables/tables.cc",
+]
+
+
 class Simulator(NamedTuple):
     """An executable of tests/simulation; that of its name and `_mutants` has the planted faults."""
 
@@ -81,6 +97,7 @@ SIMULATIONS = {
     "simulate": Simulator(SIMULATION, PROTOCOL, mutants.MUTANTS),
     "simulate_elastic": Simulator(SIMULATION / "elastic", PROTOCOL + ELASTIC, elastic_mutants.MUTANTS),
     "simulate_scale": Simulator(SIMULATION / "scale", [*PROTOCOL, "transport/world.cc"], []),
+    "simulate_collectives": Simulator(SIMULATION / "collectives", COLLECTIVES, []),
 }
 SIMULATORS = [
     name + suffix

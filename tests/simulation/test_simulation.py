@@ -127,6 +127,26 @@ def test_what_a_steady_step_costs_by_a_schedule(programs: Path) -> None:
     assert steps["changed"]["messages"] > 3 * 63
 
 
+def test_drawn_delays_take_longer_and_the_same_frames(programs: Path, tmp_path: Path) -> None:
+    """Of a delay in four that is long a wide world meets one at each level of its tree."""
+    delays = tmp_path / "delays"
+    delays.write_text("1\n1\n1\n200\n")
+    steady, drawn = costs(programs)["steady"], costs(programs, "--delays", delays)["steady"]
+    assert drawn["messages"] == steady["messages"]
+    assert steady["microseconds"] + 200 < drawn["microseconds"] < steady["microseconds"] + 1000
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size", "steps"), [(4, 100_000, 2), (16, 100_000, 2), (20, 100_000, 10), (64, 1024, 12)]
+)
+def test_small_sums_take_few_steps_between_hosts(programs: Path, hosts: int, size: int, steps: int) -> None:
+    """Each step costs its latency, which is all that counts here."""
+    said = check(programs / "simulate_collectives", "--hosts", hosts, "--bytes", size, "--latency-us", 1e6, "--json")
+    times = {line["way"]: line["microseconds"] / 1e6 for line in map(json.loads, said.splitlines())}
+    assert times["ring"] == pytest.approx(2 * (hosts - 1), abs=0.1)
+    assert times["chosen"] == pytest.approx(steps, abs=0.1)
+
+
 def test_a_seed_replays_bit_for_bit(programs: Path) -> None:
     first, again, other = (check(programs / "simulate", "--case", f"seed={seed} size=6") for seed in (5, 5, 6))
     digest = re.compile("digest [0-9a-f]{16}")

@@ -232,12 +232,12 @@ void Door::MakeRoom() {
   StopListening(visitors_.front().came + kLeastVisit);
 }
 
-// Whoever has greeted as a rank does is slow, and comes again; it is no stranger that one tells of.
+// A rank may be so slow where many share a machine: it is reset, and comes again. Whoever has greeted as one does is no
+// stranger that one tells of.
 void Door::TooLate(std::list<Visitor>::iterator visitor) {
-  if (visitor->hello.has_greeted())
-    CutShort(visitor);
-  else
-    TurnAway(visitor, "did not prove itself in time");
+  if (visitor->hello.has_greeted()) return CutShort(visitor);
+  Reset(&visitor->socket);
+  TurnAway(visitor, "did not prove itself in time");
 }
 
 void Door::CutShort(std::list<Visitor>::iterator visitor) {
@@ -374,8 +374,8 @@ void Door::HearAnswer(Outgoing* call) {
   owner_->Opened(std::move(connection));
 }
 
-// A call has ended with an error. A reset is what MakeRoom sends, and nobody answers where a host or a path is not up
-// yet.
+// A call has ended with an error. A reset is what CutShort and TooLate send, and nobody answers where a host or a path
+// is not up yet.
 void Door::Failed(Outgoing* call, int error) {
   if (error != ECONNRESET && error != EPIPE && error != ETIMEDOUT) return Refused(call, ErrorText(error));
   call->refused_since = 0;

@@ -2,20 +2,22 @@
 // protocol on a network of which everything is stated.
 //
 //   simulate_scale [--ranks 8,64,...] [--host N] [--tensors N] [--between-us F] [--within-us F] [--frame-between-us F]
-//                  [--frame-within-us F] [--gbit F] [--without-code] [--schedule auto|off] [--fanout N]
-//                  [--json]
+//                  [--delays FILE] [--frame-within-us F] [--gbit F] [--without-code] [--schedule auto|off]
+//                  [--fanout N] [--json]
 //
 // The model. A frame from one host to another arrives --between-us after it has left, one within a host --within-us
-// after. Each costs --frame-between-us or --frame-within-us of processor time where it is sent and where it is taken,
-// one after the other, and a host's link carries --gbit each way. A rank takes what lies in its mail 64 frames at a
-// time, as rank_loop.cc does. The time that the protocol's code takes is measured while it runs here and passes in
-// the simulated world too, unless --without-code, which makes a run reproducible. Tensors take no time: only agreement
-// is looked at. With --schedule auto the steady steps run by a schedule: what a rank promises is seen --within-us later
-// by those of its host whom it rings, without a frame.
+// after. --delays adds to each frame between hosts a delay in microseconds that is drawn from the lines of a file, such
+// as `python -m benchmarks delays` writes; frames of a pair keep their order. Each costs --frame-between-us or
+// --frame-within-us of processor time where it is sent and where it is taken, one after the other, and a host's link
+// carries --gbit each way. A rank takes what lies in its mail 64 frames at a time, as rank_loop.cc does. The time that
+// the protocol's code takes is measured while it runs here and passes in the simulated world too, unless
+// --without-code, which makes a run reproducible. Tensors take no time: only agreement is looked at. With --schedule
+// auto the steady steps run by a schedule: what a rank promises is seen --within-us later by those of its host whom it
+// rings, without a frame.
 //
 // The steps, on a world that has just begun: `first` is one in which nothing is known, `steady` one like those before
-// it, `changed` one in which one tensor has another shape on every rank. All ranks submit at one moment; a step ends
-// when the last rank starts the last of its batches.
+// it (the median of some), `changed` one in which one tensor has another shape on every rank. All ranks submit at one
+// moment; a step ends when the last rank starts the last of its batches.
 #include <time.h>
 
 #include <algorithm>
@@ -24,10 +26,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <queue>
+#include <random>
 #include <sstream>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "world/protocol.h"
@@ -41,12 +46,14 @@ constexpr double kSoon = 1e8;  // timers beyond are those of stalls
 constexpr int kMaxFrames = 64;
 constexpr int kTimer = -2;       // in the place of a sender
 constexpr int kFloats = 160000;  // of a tensor: 160 of them have the bytes of ResNet-50's gradients
-constexpr int kWarmUp = 6;       // steps between the first and the one that counts as steady
+constexpr int kWarmUp = 6;       // steps between the first and those that count as steady
+constexpr int kSteady = 9;       // of which the median counts: with drawn delays no two are alike
 
 struct Model {
   double between_us = 20, within_us = 1, frame_between_us = 1, frame_within_us = 0.2, gbit = 10;
   int fanout = Promises::kFanout;
   bool code = true;
+  std::vector<double> delays_us;  // drawn from for each frame between hosts, on top
 };
 
 // Of this thread, in nanoseconds: whatever else the machine does is not charged.
@@ -95,6 +102,7 @@ class Network {
   void Follow(int number, RankEffects* effects, std::vector<int>* finished);
   void Send(int from, int to, const Frame& frame);
   void LookAtPromises(int number, RankEffects* effects);
+  double Delay() { return model_.delays_us.empty() ? 0 : model_.delays_us[random_() % model_.delays_us.size()]; }
   bool Share(int one, int other) const { return world_.host_of[one] == world_.host_of[other]; }
   double FrameCost(int one, int other) const {
     return (Share(one, other) ? model_.frame_within_us : model_.frame_between_us) * kMicrosecond;
@@ -107,7 +115,9 @@ class Network {
   const Model model_;
   World world_;  // one for all ranks: its rank is the one that moves at the moment
   std::vector<Rank> ranks_;
-  std::vector<double> link_out_, link_in_;  // by host: until when it is busy
+  std::vector<double> link_out_, link_in_;              // by host: until when it is busy
+  std::unordered_map<int64_t, double> last_of_a_pair_;  // when it arrives
+  std::mt19937_64 random_{1};
   std::priority_queue<Arrival> heap_;
   int64_t number_ = 0;
   double now_ = 0, last_start_ = 0;
@@ -273,7 +283,9 @@ void Network::Send(int from, int to, const Frame& frame) {
     double& out = link_out_[static_cast<size_t>(world_.host_of[from])];
     double& in = link_in_[static_cast<size_t>(world_.host_of[to])];
     out = std::max(out, now_) + on_link;
-    in = at = std::max(out + model_.between_us * kMicrosecond, in + on_link);
+    in = std::max(out + model_.between_us * kMicrosecond, in + on_link);
+    double& last = last_of_a_pair_[static_cast<int64_t>(from) * world_.size + to];
+    last = at = std::max(in + Delay() * kMicrosecond, last);
   }
   heap_.push({at, number_++, to, from, std::move(bytes)});
 }
@@ -281,7 +293,7 @@ void Network::Send(int from, int to, const Frame& frame) {
 // ---- the program ----
 
 struct Arguments {
-  std::vector<int> ranks = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+  std::vector<int> ranks = {8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 16384};
   int per_host = 8, tensors = 160;
   Model model;
   Options options;
@@ -317,7 +329,13 @@ bool ParseRanks(const char* text, std::vector<int>* ranks) {
   std::istringstream list(text);
   for (std::string number; std::getline(list, number, ',');) ranks->push_back(std::atoi(number.c_str()));
   return !ranks->empty() && *std::min_element(ranks->begin(), ranks->end()) > 0 &&
-         *std::max_element(ranks->begin(), ranks->end()) <= 4096;
+         *std::max_element(ranks->begin(), ranks->end()) <= 16384;
+}
+
+bool ReadDelays(const char* path, std::vector<double>* delays) {
+  std::ifstream file(path);
+  for (double delay; file >> delay;) delays->push_back(delay);
+  return !delays->empty() && file.eof();
 }
 
 void SetDefault(const char* text, int64_t* number) { *number = std::atoll(text); }
@@ -345,6 +363,8 @@ const char* Parse(int argc, char** argv, Arguments* arguments) {
       arguments->options.schedule = argv[i];
     } else if (name == "--fanout") {
       arguments->model.fanout = std::atoi(argv[i]);
+    } else if (name == "--delays") {
+      if (!ReadDelays(argv[i], &arguments->model.delays_us)) return argv[i];
     } else if (name == "--ranks") {
       if (!ParseRanks(argv[i], &arguments->ranks)) return argv[i];
     } else if (!ParseNumber(name, argv[i], arguments)) {
@@ -401,7 +421,11 @@ int Main(int argc, char** argv) {
     std::vector<Request> requests = Requests(arguments.tensors);
     Print(arguments, ranks, "first", network.RunStep(requests));
     for (int step = 0; step < kWarmUp; ++step) network.RunStep(requests);
-    Print(arguments, ranks, "steady", network.RunStep(requests));
+    std::vector<Cost> steady;
+    for (int step = 0; step < kSteady; ++step) steady.push_back(network.RunStep(requests));
+    std::sort(steady.begin(), steady.end(),
+              [](const Cost& one, const Cost& other) { return one.microseconds < other.microseconds; });
+    Print(arguments, ranks, "steady", steady[kSteady / 2]);
     requests[0].tensors[0].shape[0] += 1;
     Print(arguments, ranks, "changed", network.RunStep(requests));
   }
