@@ -2,7 +2,7 @@
 
 Two hosts that this machine makes send each other 64 bytes by TCP in turn, each waiting in the kernel, so that being woken
 counts. Half of each round trip is a delay. `bin/simulate --scale --delays FILE` draws from what is written here: one
-delay in microseconds a line, as many quantiles at equal distances. As root.
+delay in microseconds a line, quantiles at equal distances. As root.
 """
 
 import subprocess
@@ -45,12 +45,14 @@ def start(output: Path) -> int:
     with hosts.Network(dict.fromkeys(["one", "other"], "eth0"), useless=None) as network:
         one, other = network["one"], network["other"]
         server = other.start(sys.executable, "-c", ECHO, stdout=subprocess.PIPE)
+        assert server.stdout is not None
         server.stdout.readline()  # it listens
         asked = one.run(sys.executable, "-c", ASK, other.address)
         server.wait()
     delays = sorted(map(float, asked.stdout.split()[LEFT_OUT:]))
     chosen = [delays[(2 * place + 1) * len(delays) // (2 * QUANTILES)] for place in range(QUANTILES)]
-    output.write_text("".join(f"{delay:.2f}\n" for delay in chosen))
+    head = "# Microseconds from one host to another, made by: python -m benchmarks delays\n"
+    output.write_text(head + "".join(f"{delay:.2f}\n" for delay in chosen))
     print(
         "microseconds: "
         + ", ".join(f"{share:g} % {chosen[int(share * 10) - 1]:.1f}" for share in (1, 50, 90, 99, 99.9))

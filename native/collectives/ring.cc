@@ -14,9 +14,9 @@ constexpr size_t kMostOfWhole = 16 << 10;
 constexpr int kFewHosts = 16;
 // Of a batch that takes fewer steps than the ring's. Between few hosts it has as many bytes, but one host may get all
 // of them at one moment, from all others, and a switch must hold them. Between many it has more bytes, and the ring
-// more messages: with 20 and with 1,000 hosts they take the same time at 1 to 10 Gbit/s.
-constexpr size_t kMostAtOnce = 256 << 10;
-constexpr size_t kMostByDoubling = 8 << 10;  // for each host
+// more messages: from so many for each host on the ring is faster, at 1 to 10 Gbit/s.
+constexpr size_t kMostInFewSteps = 256 << 10;
+constexpr size_t kMostOfAHost = 8 << 10;
 // From this round trip on few hosts send all they have at once. Those that have near hosts do not: with these they may
 // share the line, which would carry more bytes than for a ring.
 constexpr Nanoseconds kFar = 1 * INT64_C(1000000);
@@ -65,9 +65,10 @@ RingPass::Way RingPass::Choose() const {
       bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->round_trip >= kFarForTwo && hosts_ == 2);
   if (reduces_ && gathers_ && image_.plain() && goes_whole) return Way::kWhole;
   if (sites_ > 1) return Way::kRing;
-  if (hosts_ > kFewHosts)
-    return bytes * chunks_ <= kMostByDoubling * static_cast<size_t>(hosts_) ? Way::kDoubling : Way::kRing;
-  return group_->least_round_trip >= kFar || bytes * chunks_ <= kMostAtOnce ? Way::kAtOnce : Way::kRing;
+  if (hosts_ <= kFewHosts && group_->least_round_trip >= kFar) return Way::kAtOnce;
+  const size_t most = std::max(kMostInFewSteps, kMostOfAHost * static_cast<size_t>(hosts_));
+  if (bytes * chunks_ > most) return Way::kRing;
+  return hosts_ <= kFewHosts ? Way::kAtOnce : Way::kDoubling;
 }
 
 RingPass::Phase RingPass::First() const {

@@ -332,10 +332,16 @@ bool ParseRanks(const char* text, std::vector<int>* ranks) {
          *std::max_element(ranks->begin(), ranks->end()) <= 16384;
 }
 
+// One a line; those that begin with # say where they come from.
 bool ReadDelays(const char* path, std::vector<double>* delays) {
   std::ifstream file(path);
-  for (double delay; file >> delay;) delays->push_back(delay);
-  return !delays->empty() && file.eof();
+  for (std::string line; std::getline(file, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    char* end;
+    delays->push_back(std::strtod(line.c_str(), &end));
+    if (*end != 0 || delays->back() < 0) return false;
+  }
+  return !delays->empty();
 }
 
 void SetDefault(const char* text, int64_t* number) { *number = std::atoll(text); }
