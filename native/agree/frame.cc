@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "agree/check.h"
+
 namespace ringtrain {
 namespace {
 

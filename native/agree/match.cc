@@ -5,6 +5,7 @@
 #include <map>
 #include <type_traits>
 
+#include "agree/check.h"
 #include "base/decimal.h"
 #include "base/ranks.h"
 #include "collectives/rows.h"

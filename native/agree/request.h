@@ -87,19 +87,6 @@ struct Response {
   bool IsOf(int member, int members, const Request& request) const;
 };
 
-// What no member can see alone to be wrong with what they have agreed on.
-Status Check(const Response& response);
-// Whether what has come from another rank can be used in this process set: the lists have their lengths, and what is
-// named is there.
-bool Fits(const Request& request, const std::vector<int>& members);
-bool Fits(const Response& response, const std::vector<int>& members);
-
-// Whether there can be such a tensor: no extent is negative, and its bytes can be counted.
-bool IsPossible(const TensorSpec& tensor);
-
-// What this rank can see alone to be wrong with a request of its own. members: global ranks of the process set.
-Status Check(const Request& request, const std::vector<int>& members);
-
 void Encode(const TensorSpec& tensor, Encoder* encoder);
 TensorSpec DecodeTensor(Decoder* decoder);
 void Encode(const Request& request, Encoder* encoder);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "agree/check.h"
 #include "base/ranks.h"
 #include "collectives/group.h"
 

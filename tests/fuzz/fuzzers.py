@@ -24,6 +24,7 @@ DECODERS = [
     "base/decimal.cc",
     "elastic/authority.cc",
     "elastic/control.cc",
+    "agree/check.cc",
     "agree/frame.cc",
     "elastic/membership.cc",
     "agree/request.cc",

@@ -43,6 +43,7 @@ PROTOCOL = [
     "collectives/rows.cc",
     "agree/ahead.cc",
     "agree/arbiter.cc",
+    "agree/check.cc",
     "agree/entry.cc",
     "agree/frame.cc",
     "agree/fusion.cc",

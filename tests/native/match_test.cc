@@ -2,6 +2,7 @@
 // negotiator_test.cc, where all ranks hear them.
 #include "agree/match.h"
 
+#include "agree/check.h"
 #include "check.h"
 
 namespace ringtrain {

@@ -219,7 +219,7 @@ def test_a_class_a_row_and_a_column_make_a_mode(monkeypatch):
 def test_wire_has_its_form_from_the_codec_alone():
     """The data plane asks how many bytes travel, and in which form: it neither converts nor knows a compression."""
     knowing = {path for path in naming(r"\bCompression::k") if not path.startswith("native/kernels/")}
-    assert knowing == {"native/agree/request.cc"}
+    assert knowing == {"native/agree/check.cc"}
     converting = {path for path in naming(r"\bConvert\(") if path.startswith("native/collectives/")}
     assert converting == {"native/collectives/adasum.cc"}  # whose vectors have a dtype on every way
 
@@ -336,7 +336,7 @@ def test_one_row_makes_what_is_added_travel_match_and_fuse(tmp_path):
     undef = "#undef RT_OWN_ATTRIBUTE"
     table.write_text(table.read_text().replace(undef, row + own + undef))
     (tmp_path / "main.cc").write_text(PROGRAM)
-    sources = ["base/decimal.cc", "agree/request.cc", "agree/match.cc", "agree/fusion.cc", "collectives/rows.cc"]
+    sources = ["base/decimal.cc", "agree/check.cc", "agree/request.cc", "agree/match.cc", "agree/fusion.cc", "collectives/rows.cc"]
     subprocess.run(
         [
             compiler, "-std=c++17", "-O0", f"-I{tmp_path}", f"-I{ROOT / 'native'}", tmp_path / "main.cc",
