@@ -14,7 +14,7 @@
 #include "base/without_memory.h"
 #include "device/nccl.h"
 #include "include/ringtrain.h"
-#include "kernels/reduce.h"
+#include "kernels/level.h"
 #include "run/context.h"
 #include "transport/in_process.h"
 #include "transport/mpi.h"

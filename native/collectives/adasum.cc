@@ -4,6 +4,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/convert.h"
+
 namespace ringtrain {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/rows.h"
+#include "kernels/neutral.h"
 
 namespace ringtrain {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "kernels/convert.h"
 #include "kernels/scaled_blocks.h"
 
 namespace ringtrain {

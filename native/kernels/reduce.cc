@@ -1,31 +1,17 @@
-// The reduction kernels: one set of loops, compiled for each level of vector instructions and chosen at run time.
+// The reduction kernels: loops over elements, for each level of vector instructions (level.h).
 //
-// Called by the collectives on every chunk, from whichever thread drives the context. The loops are plain C++ that the
-// compiler vectorises; they are forced inline into one function per processor level (kVariants at the end), whose
-// target attribute decides the instructions. Only float16 needs intrinsics. Nothing here depends on the level but the
-// speed: the operations are the same, in the same order, and each is rounded as IEEE 754 says.
+// Called by the collectives on every chunk, from whichever thread drives the context. Only float16 needs intrinsics.
 #include "kernels/reduce.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
-#include "kernels/adasum.h"
 #include "kernels/float_mode.h"
 #include "kernels/formats.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
-// Promises the compiler that iterations do not depend on each other although `dst` may be the very address of a source.
-#if defined(__clang__)
-#define RT_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define RT_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
-#endif
+#include "kernels/level.h"
 
 namespace ringtrain {
 namespace {
@@ -295,144 +281,18 @@ RT_ALWAYS_INLINE void ReduceAny(DType dtype, Fold fold, void* dst, const void* c
   }
 }
 
-// ---- between a wide format and a 16-bit one ----
-
-template <typename Format, typename Wide>
-RT_ALWAYS_INLINE void NarrowElements(const Wide* in, uint16_t* out, size_t count) {
-  constexpr size_t kRoom = kBlockBytes / sizeof(float);
-  alignas(64) float room[kRoom];
-  size_t n;
-  for (size_t begin = 0; begin < count; begin += n) {
-    n = std::min(count - begin, kRoom);
-    if constexpr (std::is_same_v<Wide, float>) {
-      Format::Narrow(in + begin, out + begin, n);
-    } else {
-      for (size_t i = 0; i < n; ++i) room[i] = static_cast<float>(in[begin + i]);
-      Format::Narrow(room, out + begin, n);
-    }
-  }
-}
-
-template <typename Format, typename Wide>
-RT_ALWAYS_INLINE void WidenElements(const uint16_t* in, Wide* out, size_t count, double factor) {
-  constexpr size_t kRoom = kBlockBytes / sizeof(float);
-  alignas(64) float room[kRoom];
-  size_t n;
-  for (size_t begin = 0; begin < count; begin += n) {
-    n = std::min(count - begin, kRoom);
-    Format::Widen(in + begin, room, n);
-    for (size_t i = 0; i < n; ++i) out[begin + i] = static_cast<Wide>(room[i]) * static_cast<Wide>(factor);
-  }
-}
-
-template <typename Format>
-RT_ALWAYS_INLINE void ConvertElements(DType from, DType to, void* dst, const void* source, size_t count,
-                                      double factor) {
-  auto* narrowed = static_cast<uint16_t*>(dst);
-  const auto* narrow = static_cast<const uint16_t*>(source);
-  if (from == DType::kFloat32) return NarrowElements<Format>(static_cast<const float*>(source), narrowed, count);
-  if (from == DType::kFloat64) return NarrowElements<Format>(static_cast<const double*>(source), narrowed, count);
-  if (to == DType::kFloat32) return WidenElements<Format>(narrow, static_cast<float*>(dst), count, factor);
-  WidenElements<Format>(narrow, static_cast<double*>(dst), count, factor);
-}
-
-template <typename Float16Format>
-RT_ALWAYS_INLINE void ConvertAny(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
-  if (from == DType::kFloat16 || to == DType::kFloat16)
-    return ConvertElements<Float16Format>(from, to, dst, source, count, factor);
-  ConvertElements<BFloat16>(from, to, dst, source, count, factor);
-}
-
-// ---- Adasum ----
-
-constexpr size_t kLanes = 8;  // sums side by side, on every processor
-
-template <typename T>
-RT_ALWAYS_INLINE Dots DotElements(const T* a, const T* b, size_t count) {
-  double aa[kLanes] = {}, ab[kLanes] = {}, bb[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const double x = static_cast<double>(a[i + lane]), y = static_cast<double>(b[i + lane]);
-      aa[lane] += x * x;
-      ab[lane] += x * y;
-      bb[lane] += y * y;
-    }
-  for (size_t lane = 0; i < count; ++i, ++lane) {
-    const double x = static_cast<double>(a[i]), y = static_cast<double>(b[i]);
-    aa[lane] += x * x;
-    ab[lane] += x * y;
-    bb[lane] += y * y;
-  }
-  Dots dots;
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    dots.aa += aa[lane];
-    dots.ab += ab[lane];
-    dots.bb += bb[lane];
-  }
-  return dots;
-}
-
-template <typename T>
-RT_ALWAYS_INLINE void CombineElements(T* dst, const T* a, const T* b, size_t count, double factor_a, double factor_b) {
-  RT_INDEPENDENT_ITERATIONS
-  for (size_t i = 0; i < count; ++i)
-    dst[i] = static_cast<T>(factor_a * static_cast<double>(a[i]) + factor_b * static_cast<double>(b[i]));
-}
-
-RT_ALWAYS_INLINE Dots DotsAny(DType dtype, const void* a, const void* b, size_t count) {
-  if (dtype == DType::kFloat32) return DotElements(static_cast<const float*>(a), static_cast<const float*>(b), count);
-  return DotElements(static_cast<const double*>(a), static_cast<const double*>(b), count);
-}
-
-RT_ALWAYS_INLINE void CombineAny(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
-                                 double factor_b) {
-  if (dtype == DType::kFloat32)
-    CombineElements(static_cast<float*>(dst), static_cast<const float*>(a), static_cast<const float*>(b), count,
-                    factor_a, factor_b);
-  else
-    CombineElements(static_cast<double*>(dst), static_cast<const double*>(a), static_cast<const double*>(b), count,
-                    factor_a, factor_b);
-}
-
-// ---- one set of functions per processor level ----
+// ---- one function per processor level ----
 
 using ReduceFunction = void (*)(DType, Fold, void*, const void* const*, int, size_t, const Scaling&);
-using ConvertFunction = void (*)(DType, DType, void*, const void*, size_t, double);
-using DotsFunction = Dots (*)(DType, const void*, const void*, size_t);
-using CombineFunction = void (*)(DType, void*, const void*, const void*, size_t, double, double);
 
 void ReduceBaseline(DType dtype, Fold fold, void* dst, const void* const* sources, int source_count, size_t count,
                     const Scaling& scaling) {
   ReduceAny<Float16>(dtype, fold, dst, sources, source_count, count, scaling);
 }
-void ConvertBaseline(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
-  ConvertAny<Float16>(from, to, dst, source, count, factor);
-}
-Dots DotsBaseline(DType dtype, const void* a, const void* b, size_t count) { return DotsAny(dtype, a, b, count); }
-void CombineBaseline(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
-                     double factor_b) {
-  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
-}
-bool Always() { return true; }
-
-struct Variant {
-  const char* name;
-  bool (*available)();
-  ReduceFunction reduce;
-  ConvertFunction convert;
-  DotsFunction dots;
-  CombineFunction combine;
-};
-
 #if defined(__x86_64__)
 __attribute__((target("avx2,f16c"))) void ReduceAvx2(DType dtype, Fold fold, void* dst, const void* const* sources,
                                                      int source_count, size_t count, const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, fold, dst, sources, source_count, count, scaling);
-}
-__attribute__((target("avx2,f16c"))) void ConvertAvx2(DType from, DType to, void* dst, const void* source, size_t count,
-                                                      double factor) {
-  ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
 }
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAvx512(DType dtype, Fold fold, void* dst,
                                                                                      const void* const* sources,
@@ -440,172 +300,17 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ReduceAv
                                                                                      const Scaling& scaling) {
   ReduceAny<Float16ByF16c>(dtype, fold, dst, sources, source_count, count, scaling);
 }
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c"))) void ConvertAvx512(DType from, DType to, void* dst,
-                                                                                      const void* source, size_t count,
-                                                                                      double factor) {
-  ConvertAny<Float16ByF16c>(from, to, dst, source, count, factor);
-}
-
-__attribute__((target("avx2"))) Dots DotsAvx2(DType dtype, const void* a, const void* b, size_t count) {
-  return DotsAny(dtype, a, b, count);
-}
-__attribute__((target("avx2"))) void CombineAvx2(DType dtype, void* dst, const void* a, const void* b, size_t count,
-                                                 double factor_a, double factor_b) {
-  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
-}
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) Dots DotsAvx512(DType dtype, const void* a, const void* b,
-                                                                              size_t count) {
-  return DotsAny(dtype, a, b, count);
-}
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))) void CombineAvx512(DType dtype, void* dst, const void* a,
-                                                                                 const void* b, size_t count,
-                                                                                 double factor_a, double factor_b) {
-  CombineAny(dtype, dst, a, b, count, factor_a, factor_b);
-}
-
-// __builtin_cpu_supports has no name for F16C in the older compilers that we support.
-bool HasF16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-}
-bool HasAvx2() { return __builtin_cpu_supports("avx2") && HasF16c(); }
-bool HasAvx512() {
-  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-constexpr Variant kVariants[] = {{"avx512", HasAvx512, ReduceAvx512, ConvertAvx512, DotsAvx512, CombineAvx512},
-                                 {"avx2", HasAvx2, ReduceAvx2, ConvertAvx2, DotsAvx2, CombineAvx2},
-                                 {"baseline", Always, ReduceBaseline, ConvertBaseline, DotsBaseline, CombineBaseline}};
+constexpr ByLevel<ReduceFunction> kReduce = {ReduceBaseline, ReduceAvx2, ReduceAvx512};
 #else
-constexpr Variant kVariants[] = {{"baseline", Always, ReduceBaseline, ConvertBaseline, DotsBaseline, CombineBaseline}};
+constexpr ByLevel<ReduceFunction> kReduce = {ReduceBaseline};
 #endif
-
-// The best variant of that name, any name if it is empty; nullptr if this processor has none.
-const Variant* FindVariant(const char* name) {
-  for (const Variant& variant : kVariants)
-    if ((*name == '\0' || std::strcmp(variant.name, name) == 0) && variant.available()) return &variant;
-  return nullptr;
-}
-
-std::atomic<const Variant*>& ChosenVariant() {
-  static std::atomic<const Variant*> chosen{FindVariant("")};
-  return chosen;
-}
-
-// ---- neutral elements ----
-
-template <typename T>
-void Fill(void* dst, size_t count, T value) {
-  auto* out = static_cast<T*>(dst);
-  for (size_t i = 0; i < count; ++i) out[i] = value;
-}
-
-// zero, one, highest, lowest, all bits, by the fold; a map leaves zero and one as they are.
-template <typename T>
-T Neutral(Fold fold, T one, T highest, T lowest, T bits = 0) {
-  switch (fold) {
-    case Fold::kAdd:
-    case Fold::kProject:
-    case Fold::kOr:
-    case Fold::kXor:
-      return 0;
-    case Fold::kAnd:
-      return bits;
-    case Fold::kMultiply:
-      return one;
-    case Fold::kLeast:
-      return highest;
-    case Fold::kGreatest:
-      return lowest;
-  }
-  return 0;
-}
-
-template <typename T>
-void FillNumber(Fold fold, void* dst, size_t count) {
-  using Limits = std::numeric_limits<T>;
-  if constexpr (Limits::has_infinity)
-    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::infinity(), -Limits::infinity()));
-  else
-    Fill<T>(dst, count, Neutral<T>(fold, 1, Limits::max(), Limits::min(), static_cast<T>(-1)));
-}
 
 }  // namespace
 
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling) {
   const DefaultFloatMode mode;
-  ChosenVariant()
-      .load(std::memory_order_relaxed)
-      ->reduce(dtype, Find(reduction)->fold, dst, sources, source_count, count, scaling);
-}
-
-void Convert(DType from, DType to, void* dst, const void* source, size_t count, double factor) {
-  const DefaultFloatMode mode;
-  ChosenVariant().load(std::memory_order_relaxed)->convert(from, to, dst, source, count, factor);
-}
-
-Dots AdasumDots(DType dtype, const void* a, const void* b, size_t count) {
-  const DefaultFloatMode mode;
-  return ChosenVariant().load(std::memory_order_relaxed)->dots(dtype, a, b, count);
-}
-
-void AdasumCombine(DType dtype, void* dst, const void* a, const void* b, size_t count, double factor_a,
-                   double factor_b) {
-  const DefaultFloatMode mode;
-  ChosenVariant().load(std::memory_order_relaxed)->combine(dtype, dst, a, b, count, factor_a, factor_b);
-}
-
-void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count) {
-  const Fold fold = Find(reduction)->fold;
-  switch (dtype) {
-    case DType::kUInt8:
-      return FillNumber<uint8_t>(fold, dst, count);
-    case DType::kInt8:
-      return FillNumber<int8_t>(fold, dst, count);
-    case DType::kInt16:
-      return FillNumber<int16_t>(fold, dst, count);
-    case DType::kInt32:
-      return FillNumber<int32_t>(fold, dst, count);
-    case DType::kInt64:
-      return FillNumber<int64_t>(fold, dst, count);
-    case DType::kFloat16:
-      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(fold, 0x3c00, 0x7c00, 0xfc00));
-    case DType::kBFloat16:
-      return Fill<uint16_t>(dst, count, Neutral<uint16_t>(fold, 0x3f80, 0x7f80, 0xff80));
-    case DType::kFloat32:
-      return FillNumber<float>(fold, dst, count);
-    case DType::kFloat64:
-      return FillNumber<double>(fold, dst, count);
-    case DType::kBool:
-      return Fill<uint8_t>(dst, count, Neutral<uint8_t>(fold, 1, 1, 0, 1));
-    case DType::kUInt16:
-      return FillNumber<uint16_t>(fold, dst, count);
-    case DType::kUInt32:
-      return FillNumber<uint32_t>(fold, dst, count);
-    case DType::kUInt64:
-      return FillNumber<uint64_t>(fold, dst, count);
-    case DType::kComplex64:
-      return FillNumber<float>(fold, dst, 2 * count);
-    case DType::kComplex128:
-      return FillNumber<double>(fold, dst, 2 * count);
-    case DType::kFloat8E4M3FN:
-    case DType::kFloat8E4M3FNUZ:
-    case DType::kFloat8E5M2:
-    case DType::kFloat8E5M2FNUZ:
-    case DType::kFloat8E8M0FNU:
-      return;
-  }
-}
-
-const char* KernelVariant() { return ChosenVariant().load(std::memory_order_relaxed)->name; }
-
-bool SelectKernelVariant(const char* name) {
-  const Variant* variant = FindVariant(name);
-  if (variant == nullptr) return false;
-  ChosenVariant().store(variant, std::memory_order_relaxed);
-  return true;
+  kReduce.chosen()(dtype, Find(reduction)->fold, dst, sources, source_count, count, scaling);
 }
 
 }  // namespace ringtrain

@@ -1,4 +1,4 @@
-// Element-wise reduction of several contributions in one pass, and conversion for a narrower wire.
+// Element-wise reduction of several contributions in one pass.
 //
 // The order of additions is the order of `sources`, left to right, for every element and on every processor:
 // dst = ((s0 ∘ s1) ∘ s2) …, so the caller's order of sources alone decides the bits (compiled without fused
@@ -49,24 +49,10 @@ struct Scaling {
 // and postscale are multiplied in double and truncated to int64, saturating, before they wrap to the dtype. bool is not
 // scaled: sum and max are OR, product and min are AND. Integer sums and products wrap; uint64 saturates at its own
 // highest value. Complex numbers are added and scaled by their parts, and floats of 8 bits are not reduced; both as
-// agree/request.cc admits them. min and max propagate NaN; the
+// agree/check.cc admits them. min and max propagate NaN; the
 // sign and payload of a NaN that two others make are open.
 void Reduce(DType dtype, Reduction reduction, void* dst, const void* const* sources, int source_count, size_t count,
             const Scaling& scaling);
-
-// dst[i] = source[i] rounded to nearest even, from float32 or float64 (by way of float32) to float16 or bfloat16; or
-// the other way, exactly but for the product with `factor`, in the wide type. Overflow becomes infinity, NaN stays NaN.
-// No overlap.
-void Convert(DType from, DType to, void* dst, const void* source, size_t count, double factor = 1.0);
-
-// Fills `count` elements with the neutral element of the reduction (0, 1, highest, lowest), for ranks that have joined.
-void FillNeutral(DType dtype, Reduction reduction, void* dst, size_t count);
-
-// The variant that this processor uses: "avx512", "avx2" or "baseline".
-const char* KernelVariant();
-// Forces a variant ("" for the best one); false if this processor has not got it. For tests and the benchmark, which
-// compare the bits.
-bool SelectKernelVariant(const char* name);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_KERNELS_REDUCE_H_

@@ -1,5 +1,5 @@
 // The loops are compiled for each level of vector instructions, as those of reduce.cc are, and give the same bits: each
-// operation is rounded as IEEE 754 says, and none is contracted.
+// operation is rounded as IEEE 754 says, and none is contracted (level.h).
 #include "kernels/scaled_blocks.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 
 #include "kernels/float16.h"
 #include "kernels/float_mode.h"
+#include "kernels/level.h"
 
 namespace ringtrain {
 namespace {
@@ -173,7 +174,6 @@ RT_ALWAYS_INLINE void ReduceBlocks(char* wire, const void* const* sources, int s
 // ---- one set of functions per processor level ----
 
 struct Loops {
-  const char* variant;
   void (*encode_float32)(char*, const float*, size_t, Feedback);
   void (*encode_float64)(char*, const double*, size_t, Feedback);
   void (*decode_float32)(float*, const char*, size_t, double);
@@ -203,36 +203,22 @@ struct Loops {
                             Feedback feedback) {                                                                    \
     ReduceBlocks<BlockForm>(wire, sources, source_count, count, divisor, feedback);                                 \
   }
-#define RT_LOOPS_ROW(name, Level)   \
-  {name,                            \
-   EncodeFloat32##Level<BlockForm>, \
-   EncodeFloat64##Level<BlockForm>, \
-   DecodeFloat32##Level<BlockForm>, \
-   DecodeFloat64##Level<BlockForm>, \
-   Reduce##Level<BlockForm>}
+#define RT_LOOPS_ROW(Level)                                                                           \
+  {EncodeFloat32##Level<BlockForm>, EncodeFloat64##Level<BlockForm>, DecodeFloat32##Level<BlockForm>, \
+   DecodeFloat64##Level<BlockForm>, Reduce##Level<BlockForm>}
 
 RT_LOOPS(Baseline, )
 #if defined(__x86_64__)
 RT_LOOPS(Avx2, __attribute__((target("avx2"))))
 RT_LOOPS(Avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 template <typename BlockForm>
-constexpr Loops kLoops[] = {RT_LOOPS_ROW("avx512", Avx512), RT_LOOPS_ROW("avx2", Avx2),
-                            RT_LOOPS_ROW("baseline", Baseline)};
+constexpr ByLevel<Loops> kLoops = {RT_LOOPS_ROW(Baseline), RT_LOOPS_ROW(Avx2), RT_LOOPS_ROW(Avx512)};
 #else
 template <typename BlockForm>
-constexpr Loops kLoops[] = {RT_LOOPS_ROW("baseline", Baseline)};
+constexpr ByLevel<Loops> kLoops = {RT_LOOPS_ROW(Baseline)};
 #endif
 #undef RT_LOOPS
 #undef RT_LOOPS_ROW
-
-// Those of the variant that reduce.h has chosen.
-template <typename BlockForm>
-const Loops& Chosen() {
-  const char* const variant = KernelVariant();
-  const Loops* loops = kLoops<BlockForm>;
-  while (std::strcmp(loops->variant, variant) != 0) ++loops;
-  return *loops;
-}
 
 }  // namespace
 
@@ -248,25 +234,25 @@ void ScaledBlocks<BlockForm>::Encode(DType dtype, char* wire, const void* elemen
                                      Feedback feedback) const {
   const DefaultFloatMode mode;
   if (dtype == DType::kFloat32)
-    Chosen<BlockForm>().encode_float32(wire, static_cast<const float*>(elements), count, feedback);
+    kLoops<BlockForm>.chosen().encode_float32(wire, static_cast<const float*>(elements), count, feedback);
   else
-    Chosen<BlockForm>().encode_float64(wire, static_cast<const double*>(elements), count, feedback);
+    kLoops<BlockForm>.chosen().encode_float64(wire, static_cast<const double*>(elements), count, feedback);
 }
 
 template <typename BlockForm>
 void ScaledBlocks<BlockForm>::Decode(DType dtype, void* elements, const char* wire, size_t count, double factor) const {
   const DefaultFloatMode mode;
   if (dtype == DType::kFloat32)
-    Chosen<BlockForm>().decode_float32(static_cast<float*>(elements), wire, count, factor);
+    kLoops<BlockForm>.chosen().decode_float32(static_cast<float*>(elements), wire, count, factor);
   else
-    Chosen<BlockForm>().decode_float64(static_cast<double*>(elements), wire, count, factor);
+    kLoops<BlockForm>.chosen().decode_float64(static_cast<double*>(elements), wire, count, factor);
 }
 
 template <typename BlockForm>
 void ScaledBlocks<BlockForm>::Reduce(DType, Reduction, char* wire, const void* const* sources, int source_count,
                                      size_t count, const Scaling& scaling, Feedback feedback) const {
   const DefaultFloatMode mode;
-  Chosen<BlockForm>().reduce(wire, sources, source_count, count, scaling.divisor, feedback);
+  kLoops<BlockForm>.chosen().reduce(wire, sources, source_count, count, scaling.divisor, feedback);
 }
 
 template class ScaledBlocks<Int8Form>;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "kernels/level.h"
 #include "kernels/scaled_blocks.h"
 
 #if defined(__x86_64__)

@@ -14,7 +14,10 @@
 
 #include "check.h"
 #include "kernels/adasum.h"
+#include "kernels/convert.h"
 #include "kernels/float16.h"
+#include "kernels/level.h"
+#include "kernels/neutral.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
