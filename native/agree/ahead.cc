@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "agree/check.h"
+
 namespace ringtrain {
 namespace {
 
@@ -16,7 +18,7 @@ bool GoesAhead(const std::vector<const Response*>& batch) {
   const DType dtype = batch[0]->request.tensors.empty() ? DType::kUInt8 : batch[0]->request.tensors[0].dtype;
   for (const Response* response : batch) {
     bytes += response->request.bytes();
-    if (!response->IsPlain() || bytes > kMostBytes) return false;
+    if (!IsPlain(*response) || bytes > kMostBytes) return false;
     for (const TensorSpec& tensor : response->request.tensors)
       if (tensor.dtype != dtype) return false;
   }

@@ -279,4 +279,10 @@ bool Fits(const Response& response, const std::vector<int>& members) {
   return fits;
 }
 
+bool IsPlain(const Response& response) {
+  const Request& request = response.request;
+  return request.operation == Operation::kAllreduce && request.reduction != Reduction::kAdasum &&
+         request.compression == Compression::kNone && response.weights.empty() && response.devices.empty();
+}
+
 }  // namespace ringtrain

@@ -1,4 +1,5 @@
-// What may be wrong with a request, or with what members have agreed on: one function for each who asks. Pure.
+// What the attributes of a request mean together: what is wrong with it, or with what members have agreed on, with a
+// function for each who asks. Pure.
 #ifndef RINGTRAIN_AGREE_CHECK_H_
 #define RINGTRAIN_AGREE_CHECK_H_
 
@@ -19,6 +20,8 @@ bool Fits(const Request& request, const std::vector<int>& members);
 bool Fits(const Response& response, const std::vector<int>& members);
 // Whether there can be such a tensor: no extent is negative, and its bytes can be counted.
 bool IsPossible(const TensorSpec& tensor);
+// Whether it is an allreduce in host memory to which each member contributes its tensor as it is, but for a factor.
+bool IsPlain(const Response& response);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_AGREE_CHECK_H_

@@ -125,11 +125,6 @@ Request Response::RequestOf(int member, int members) const {
   return mine;
 }
 
-bool Response::IsPlain() const {
-  return request.operation == Operation::kAllreduce && request.reduction != Reduction::kAdasum &&
-         request.compression == Compression::kNone && weights.empty() && devices.empty();
-}
-
 bool Response::IsOf(int member, int members, const Request& one) const {
   bool alike = rows.empty() && devices.empty();
 #define RT_ATTRIBUTE(name, kind, initial, scope, label, advice)

@@ -81,8 +81,6 @@ struct Response {
   Response For(int member, int members) const;
   // The request that this member must have sent for the response to fit. kExchange: this rank's, unless it coordinates.
   Request RequestOf(int member, int members) const;
-  // Whether it is an allreduce in host memory to which each member contributes its tensor as it is, but for a factor.
-  bool IsPlain() const;
   // Whether it is this one; without making it where all members' are the same.
   bool IsOf(int member, int members, const Request& request) const;
 };

@@ -53,7 +53,9 @@ def test_every_frame_type_is_documented():
 
 def test_examples_are_the_bytes_of_the_encoder(tmp_path):
     (tmp_path / "main.cc").write_text(PROGRAM)
-    sources = [ROOT / "native" / name for name in ("agree/check.cc", "agree/frame.cc", "agree/request.cc", "tables/tables.cc")]
+    sources = [
+        ROOT / "native" / name for name in ("agree/check.cc", "agree/frame.cc", "agree/request.cc", "tables/tables.cc")
+    ]
     compiler = [os.environ.get("CXX", "g++"), "-std=c++17", "-O0", f"-I{ROOT / 'native'}"]
     subprocess.run([*compiler, tmp_path / "main.cc", *sources, "-o", tmp_path / "main"], check=True)
     encoded = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout.splitlines()
