@@ -88,7 +88,7 @@ def test_sdist_holds_what_a_build_and_a_test_need(sdist: Path) -> None:
     for name in (
         "native/include/ringtrain.h",
         "native/tables/dtypes.def",
-        "native/c_api.cc",
+        "native/c_api/worlds.cc",
         "ringtrain/_binding/_build.py",
         "setup.py",
         "pyproject.toml",

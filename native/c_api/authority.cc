@@ -1,30 +1,32 @@
-// The C ABI of elastic/authority.h and elastic/membership.h: translation only.
+// The C ABI of elastic/authority.h.
+#include "elastic/authority.h"
+
 #include <sys/random.h>
 
-#include <cinttypes>
-#include <cstdio>
-#include <cstdlib>
-#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <variant>
-#include <vector>
 
-#include "base/without_memory.h"
-#include "elastic/authority.h"
-#include "elastic/membership.h"
+#include "c_api/control.h"
+#include "c_api/translate.h"
 #include "include/ringtrain.h"
 
+using ringtrain::ActionsOf;
 using ringtrain::ControlFrame;
 using ringtrain::ControlType;
-using ringtrain::Nanoseconds;
+using ringtrain::FrameIn;
+using ringtrain::InNanoseconds;
+using ringtrain::InSeconds;
+using ringtrain::Next;
 using ringtrain::Process;
+using ringtrain::ProcessIn;
+using ringtrain::SetFrame;
+using ringtrain::TextOf;
 using ringtrain::Uid;
+using ringtrain::UidIn;
 namespace authority_action = ringtrain::authority_action;
-namespace membership_action = ringtrain::membership_action;
 
 struct rt_authority {
   ringtrain::Authority authority;
@@ -32,80 +34,14 @@ struct rt_authority {
   size_t given = 0;                     // of them
   std::string uid, frame;               // of the one that was given last
 };
-struct rt_membership {
-  rt_membership(const Process& me, const char* program) : uid(me.uid), membership(me, program) {}
-  const Uid uid;
-  ringtrain::Membership membership;
-  ringtrain::MembershipActions actions;
-  size_t given = 0;
-  std::string frame;
-  std::vector<std::string> uids;
-  std::vector<rt_member> members;
-};
 
 namespace {
-
-constexpr size_t kUidDigits = 32;
-
-// The number of actions that follow from `act(&actions)`.
-template <typename Decider, typename Act>
-int32_t ActionsOf(Decider* decider, Act act) {
-  decider->actions.clear();
-  decider->given = 0;
-  return Or<int32_t>(-1, [&] {
-    act(&decider->actions);
-    return static_cast<int32_t>(decider->actions.size());
-  });
-}
-
-// The next one of them, by `into`.
-template <typename Decider, typename Action, typename Into>
-int32_t Next(Decider* decider, Action* action, Into into) {
-  if (decider->given == decider->actions.size()) return 0;
-  *action = {};
-  return Or<int32_t>(-1, [&] { return std::visit(into, decider->actions[decider->given]), ++decider->given, 1; });
-}
-
-Nanoseconds InNanoseconds(double seconds) {
-  return seconds > 9e9 ? ringtrain::kNever : static_cast<Nanoseconds>(seconds * 1e9);
-}
-
-double InSeconds(Nanoseconds time) {
-  return time == ringtrain::kNever ? std::numeric_limits<double>::infinity() : static_cast<double>(time) / 1e9;
-}
 
 uint64_t Unguessable() {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, 0) != sizeof number)
     throw std::runtime_error("the kernel gives no random bytes");
   return number;
-}
-
-std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
-
-std::string TextOf(const Uid& uid) {
-  char text[kUidDigits + 1];
-  std::snprintf(text, sizeof text, "%016" PRIx64 "%016" PRIx64, uid.high, uid.low);
-  return text;
-}
-
-// False for what is no uid.
-bool UidIn(const std::string& text, Uid* uid) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  if (text.size() != kUidDigits || text.find_first_not_of(kDigits) != std::string::npos) return false;
-  uid->high = std::strtoull(text.substr(0, kUidDigits / 2).c_str(), nullptr, 16);
-  uid->low = std::strtoull(text.substr(kUidDigits / 2).c_str(), nullptr, 16);
-  return true;
-}
-
-bool ProcessIn(const char* host, int32_t slot, const char* uid, Process* process) {
-  process->host = host;
-  process->slot = slot;
-  return UidIn(uid, &process->uid);
-}
-
-bool FrameIn(const void* bytes, size_t size, ControlFrame* frame) {
-  return ControlFrame::Decode(std::string(static_cast<const char*>(bytes), size), frame);
 }
 
 template <typename Beginning>
@@ -137,12 +73,6 @@ int32_t KindOf(const ControlFrame& frame) {
   const bool to_a_host = !(Uid() < frame.process.uid);
   if (frame.type == ControlType::kAsk && to_a_host) return RT_DO_ASK;
   return frame.type == ControlType::kEvict ? RT_DO_EVICT : RT_DO_SEND;
-}
-
-template <typename Action>
-void SetFrame(const std::string& bytes, Action* action) {
-  action->frame = bytes.data();
-  action->frame_bytes = bytes.size();
 }
 
 struct IntoAuthorityAction {
@@ -181,56 +111,7 @@ struct IntoAuthorityAction {
   }
 };
 
-struct IntoMembershipAction {
-  rt_membership* of;
-  rt_membership_action* action;
-
-  void operator()(const membership_action::Send& send) const {
-    action->kind = RT_DO_SEND;
-    of->frame = send.frame.Encode();
-    SetFrame(of->frame, action);
-  }
-  void operator()(const membership_action::Abandon&) const { action->kind = RT_DO_ABANDON; }
-  void operator()(const membership_action::Connect& connect) const {
-    const ControlFrame& form = connect.form;
-    action->kind = RT_DO_CONNECT;
-    action->world = form.epoch.count;
-    SetFrame(form.key, action);
-    of->uids.clear();
-    of->members.clear();
-    of->uids.reserve(form.members.size());  // what points to them stays right
-    for (const ringtrain::Member& each : form.members) {
-      const Process& process = each.process;
-      if (process.uid == of->uid) action->rank = static_cast<int32_t>(of->members.size());
-      of->uids.push_back(TextOf(process.uid));
-      of->members.push_back(
-          {of->uids.back().c_str(), process.host.c_str(), process.slot, each.joins ? 1 : 0, process.address.c_str()});
-    }
-    action->members = of->members.data();
-    action->member_count = static_cast<int32_t>(of->members.size());
-  }
-  void operator()(const membership_action::Run&) const { action->kind = RT_DO_RUN; }
-  void operator()(const membership_action::Pause&) const { action->kind = RT_DO_PAUSE; }
-  void operator()(const membership_action::Depart&) const { action->kind = RT_DO_DEPART; }
-  void operator()(const membership_action::Fence& fence) const {
-    action->kind = RT_DO_FENCE;
-    action->text = fence.cause.c_str();
-  }
-};
-
-// Of ranks of the present world.
-ringtrain::Uids UidsOf(const rt_membership& membership, const int32_t* ranks, int32_t count) {
-  const std::vector<ringtrain::Member>& members = membership.membership.members();
-  ringtrain::Uids uids;
-  for (const int32_t* rank = ranks; rank < ranks + count; ++rank)
-    if (*rank >= 0 && static_cast<size_t>(*rank) < members.size())
-      uids.push_back(members[static_cast<size_t>(*rank)].process.uid);
-  return uids;
-}
-
 }  // namespace
-
-// ---- the authority ----
 
 rt_authority* rt_authority_begin(const char* hosts, const rt_authority_options* options, double now) {
   return AuthorityOf(hosts, *options, [&](ringtrain::Authority* made) { made->Begin(InNanoseconds(now)); });
@@ -343,68 +224,3 @@ int32_t rt_authority_tick(rt_authority* authority, double now) {
 }
 
 double rt_authority_next_timer(rt_authority* authority) { return InSeconds(authority->authority.next_timer()); }
-
-// ---- a rank's membership ----
-
-rt_membership* rt_membership_open(const char* uid, const char* host, int32_t slot, const char* address,
-                                  const char* program) {
-  return Or<rt_membership*>(nullptr, [&]() -> rt_membership* {
-    Process me;
-    if (!ProcessIn(host, slot, uid, &me)) return nullptr;
-    me.address = address;
-    return new rt_membership(me, program);
-  });
-}
-
-void rt_membership_free(rt_membership* membership) { delete membership; }
-
-int32_t rt_membership_next(rt_membership* membership, rt_membership_action* action) {
-  return Next(membership, action, IntoMembershipAction{membership, action});
-}
-
-int32_t rt_membership_listens_at(rt_membership* membership, const char* address) {
-  return Done([&] { membership->membership.ListensAt(address); });
-}
-
-int32_t rt_membership_begin(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Begin(actions); });
-}
-
-int32_t rt_membership_arrived(rt_membership* membership, const void* frame, size_t bytes) {
-  return ActionsOf(membership, [&](auto* actions) {
-    ControlFrame decoded;
-    if (FrameIn(frame, bytes, &decoded)) membership->membership.Arrived(decoded, actions);
-  });
-}
-
-int32_t rt_membership_connected(rt_membership* membership, uint64_t count, int32_t well) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Connected(count, well != 0, actions); });
-}
-
-int32_t rt_membership_world_ended(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.WorldEnded(actions); });
-}
-
-int32_t rt_membership_suspects(rt_membership* membership, int32_t why, const int32_t* ranks, int32_t count) {
-  return ActionsOf(membership, [&](auto* actions) {
-    ringtrain::Uids uids = UidsOf(*membership, ranks, count);
-    if (why == RT_SILENT)
-      membership->membership.Suspect(std::move(uids), actions);
-    else if (why == RT_UNHEARD)
-      membership->membership.Unheard(std::move(uids));
-    else if (why == RT_REFUSED)
-      membership->membership.Refuse(uids, actions);
-    else
-      membership->membership.Missing(uids, actions);
-  });
-}
-
-int32_t rt_membership_finished(rt_membership* membership) {
-  return ActionsOf(membership, [&](auto* actions) { membership->membership.Finished(actions); });
-}
-
-int32_t rt_membership_got_state(rt_membership* membership) {
-  return Done([&] { membership->membership.GotState(); });
-}
-
-void rt_membership_admits(rt_membership* membership, int32_t admits) { membership->membership.Admits(admits != 0); }
