@@ -1,9 +1,9 @@
 #include "collectives/adasum.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
+#include "collectives/move.h"
 #include "kernels/convert.h"
 
 namespace ringtrain {
@@ -12,26 +12,11 @@ namespace {
 constexpr int kMaxTurns = 8;      // of one call of Advance, before negotiation gets its turn
 constexpr int kMaxBlocks = 4;     // of one turn
 constexpr size_t kBlock = 16384;  // elements: of both vectors they stay in a core's own cache
-constexpr size_t kMessageBytes = size_t{2} << 20;
-constexpr size_t kMaxMessages = 4;  // under way at once, each way
 constexpr size_t kAlignment = 64;
 
 // Vectors so short that their square is no normal number count as zeros: they are added.
 double Coefficient(double share, double product, double square) {
   return square < std::numeric_limits<double>::min() ? 1.0 : 1.0 - share * (product / square);
-}
-
-void Move(char* to, DType as, const char* from, DType is, size_t count) {
-  if (as == is)
-    std::memcpy(to, from, count * Bytes(is));
-  else
-    Convert(is, as, to, from, count);
-}
-
-std::vector<Run> TakeRuns(Runs* runs, size_t count) {
-  std::vector<Run> taken;
-  for (; count > 0; count -= taken.back().count) taken.push_back(runs->Take(count));
-  return taken;
 }
 
 }  // namespace
@@ -51,6 +36,7 @@ Adasum::Adasum(Batch batch, Group* group, StageObserver* observer)
         for (const AdasumRound& each : plan_.rounds()) chunks += LocalChunks(each);
         return begin_ + chunks;
       }()),
+      messages_(group),
       packed_(begin_),
       consumed_(begin_),
       round_end_(begin_),
@@ -179,12 +165,11 @@ Status Adasum::Turn(bool* moved) {
   *moved |= TryFetch();
   *moved |= TryPack();
   if (between_hosts()) {
-    RT_TRY(StartMessages(moved));
-    RT_TRY(EndMessages(moved));
+    RT_TRY(messages_.Start(part_.peer, travels_, &sends_, &receives_, moved));
+    RT_TRY(messages_.End(travels_, receives_.dtype(), &arrived_, moved));
   }
   *moved |= TryMultiply();
-  const bool exchanged =
-      consumed_ == round_end_ && sends_.left() == 0 && receives_.left() == 0 && sending_.empty() && receiving_.empty();
+  const bool exchanged = consumed_ == round_end_ && sends_.left() == 0 && receives_.left() == 0 && messages_.empty();
   const bool multiplied = part_.peer < 0 || round().kind != AdasumRound::Kind::kHalves || blocked_ == arrived_;
   if (!exchanged || !multiplied) return {};
   *moved = true;
@@ -318,63 +303,6 @@ bool Adasum::TryFetch() {
 
 bool Adasum::between_hosts() const {
   return part_.peer >= 0 && group_->topology.host_of[part_.peer] != group_->topology.my_host();
-}
-
-// The next message of some elements, as many as fit; it has a copy of its own unless they lie in one place as they
-// travel.
-Adasum::Message& Adasum::Begin(std::deque<Message>* messages, Runs* runs) const {
-  Message& message = messages->emplace_back();
-  const size_t count = std::min(kMessageBytes / Bytes(travels_), runs->left());
-  message.runs = TakeRuns(runs, count);
-  message.bytes = count * Bytes(travels_);
-  if (message.runs.size() > 1 || runs->dtype() != travels_) message.copy.resize(message.bytes);
-  return message;
-}
-
-Status Adasum::StartMessages(bool* moved) {
-  const int peer = group_->RankOf(part_.peer), tag = group_->OrderedTag();
-  while (receives_.left() > 0 && receiving_.size() < kMaxMessages) {
-    Message& message = Begin(&receiving_, &receives_);
-    RT_TRY(group_->wire->StartReceive(peer, tag, message.memory(), message.bytes, &message.ticket));
-    *moved = true;
-  }
-  while (sends_.left() > 0 && sending_.size() < kMaxMessages) {
-    Message& message = Begin(&sending_, &sends_);
-    char* to = message.copy.data();
-    if (!message.copy.empty())
-      for (const Run& run : message.runs) {
-        Move(to, travels_, run.at, sends_.dtype(), run.count);
-        to += run.count * Bytes(travels_);
-      }
-    RT_TRY(group_->wire->StartSend(peer, tag, message.memory(), message.bytes, &message.ticket));
-    group_->counters->Add(Counter::kWireBytesSent, static_cast<int64_t>(message.bytes));
-    *moved = true;
-  }
-  return {};
-}
-
-Status Adasum::EndMessages(bool* moved) {
-  bool complete = true;
-  while (!sending_.empty()) {
-    RT_TRY(group_->wire->Test(sending_.front().ticket, &complete));
-    if (!complete) break;
-    sending_.pop_front();
-    *moved = true;
-  }
-  while (!receiving_.empty()) {
-    const Message& message = receiving_.front();
-    RT_TRY(group_->wire->Test(message.ticket, &complete));
-    if (!complete) break;
-    const char* from = message.copy.data();
-    for (const Run& run : message.runs) {
-      if (!message.copy.empty()) Move(run.at, receives_.dtype(), from, travels_, run.count);
-      from += message.copy.empty() ? 0 : run.count * Bytes(travels_);
-      arrived_ += run.count;
-    }
-    receiving_.pop_front();
-    *moved = true;
-  }
-  return {};
 }
 
 // ---- arithmetic ----

@@ -20,11 +20,11 @@
 #define RINGTRAIN_COLLECTIVES_ADASUM_H_
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "collectives/adasum_plan.h"
 #include "collectives/group.h"
+#include "collectives/run_messages.h"
 #include "collectives/runs.h"
 #include "kernels/adasum.h"
 
@@ -47,13 +47,6 @@ class Adasum : public Task {
   // Side by side in one tensor, of the slices that this member keeps.
   struct Block {
     size_t tensor, offset, count;
-  };
-  struct Message {
-    Wire::Ticket ticket = 0;
-    std::vector<char> copy;  // empty: straight from or to the run
-    std::vector<Run> runs;
-    size_t bytes = 0;
-    char* memory() { return copy.empty() ? runs[0].at : copy.data(); }
   };
 
   size_t Cut(size_t tensor, int slice) const;
@@ -80,9 +73,6 @@ class Adasum : public Task {
   bool TryPack();
   bool TryFetch();
   bool between_hosts() const;
-  Message& Begin(std::deque<Message>* messages, Runs* runs) const;
-  Status StartMessages(bool* moved);
-  Status EndMessages(bool* moved);
 
   bool NextBlock(size_t arrived, Block* block);
   bool TryMultiply();
@@ -106,8 +96,8 @@ class Adasum : public Task {
   DType travels_ = DType::kFloat32;
   Runs sends_, receives_;
   size_t arrived_ = 0;  // elements
+  RunMessages messages_;
   uint64_t packed_, consumed_, round_end_;
-  std::deque<Message> sending_, receiving_;
   int64_t round_began_ = 0;
 
   // The level under way: my vector, of which I keep some slices, the other one's, and my slices widened where mine are
