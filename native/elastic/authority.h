@@ -39,7 +39,9 @@
 
 #include "base/clock.h"
 #include "elastic/control.h"
-#include "elastic/cooldown.h"
+#include "elastic/cuts.h"
+#include "elastic/hosts.h"
+#include "elastic/roster.h"
 
 namespace ringtrain {
 
@@ -113,26 +115,6 @@ class Authority {
   const EpochId& epoch() const { return epoch_; }
 
  private:
-  struct Host {
-    enum Presence { kAway, kAsked, kPresent } presence = kAway;
-    Nanoseconds heard = 0;
-    std::set<Uid> unheard;  // processes that its agent has named, and that have not said who they are
-    std::map<int, bool> taken;
-    std::set<int> closed;  // slots in which nobody is started any more, since a notice closed them
-    bool leaves = false;
-  };
-  struct Rank {  // a process that has said Ready and lives, as far as is known
-    Process process;
-    bool holds_state = false, leaves = false, finished = false;
-    bool reported = false, formed = false, suspected = false;
-    int left_out = 0;              // how often it has not formed in time with a world that it was to join
-    Nanoseconds asked = kNever;    // when it was asked whether it lives, and has not answered since
-    Nanoseconds refused = kNever;  // when others have refused it, which it knows: it is to end
-    std::string program;
-    EpochId runs;        // when a launcher that was started again found it
-    bool admits = true;  // somebody new, as it has reported
-  };
-
   // What comes in.
   void Ready(Nanoseconds now, const ControlFrame& frame, AuthorityActions* actions);
   void Admit(Nanoseconds now, const Uid& uid, bool lost, AuthorityActions* actions);
@@ -161,10 +143,6 @@ class Authority {
   void LeaveOutLateJoiners(Nanoseconds now, AuthorityActions* actions);
   void EvictWhoDoNotEnd(Nanoseconds now, AuthorityActions* actions);
   void EvictWhoDoNotAnswer(Nanoseconds now, AuthorityActions* actions);
-  void DoubtThoseBesideTheStopped();
-  std::map<Uid, size_t> Unheard() const;
-  std::set<Uid> Stopped() const;
-  bool AreBeside(const Uid& one, const Uid& other) const;  // on one host
   void FormNext(Nanoseconds now, AuthorityActions* actions);
   void Wait(Nanoseconds now, AuthorityActions* actions);
   void EndIfShortForTooLong(Nanoseconds now, AuthorityActions* actions);
@@ -175,46 +153,33 @@ class Authority {
   void EndIfAllHaveGone(AuthorityActions* actions);
   void End(bool well, std::string text, AuthorityActions* actions);
 
-  Uids Living() const;  // of the newest granted world, those that have not finished
-  Uids Voters() const;
-  Uids Newcomers() const;
-  bool AnyOfTheFirst() const;
   bool WantsAPause() const;
   Nanoseconds JoinersPatience() const;
-  bool SomebodyIsOnTheWay() const;
-  bool AllLeave(const Uids& uids) const;
-  bool AnyAwaited() const;
-  bool AllHostsHaveAnswered() const;
   bool SomebodyIsHeard(Nanoseconds now) const;
   bool StillStarting(Nanoseconds now) const;
-  bool InWorld(const Uid& uid) const;
-  bool IsLiving(const Uid& uid) const;
   bool GiveUpTheStart(AuthorityActions* actions);
   void Evict(Nanoseconds now, const Uid& uid, const std::string& cause, AuthorityActions* actions);
-  void Dismiss(Rank* rank, AuthorityActions* actions);
+  void Dismiss(Roster::Rank* rank, AuthorityActions* actions);
   void Tell(const Process& to, ControlFrame frame, AuthorityActions* actions) const;
   void TellHost(const std::string& host, ControlType type, AuthorityActions* actions) const;
 
   const AuthorityOptions options_;
-  Cooldown cooldown_;
+  Hosts hosts_;
+  Roster roster_;
+  Cuts cuts_;
   Phase phase_ = Phase::kGathering;
-  EpochId epoch_;              // the newest granted
-  std::vector<Member> world_;  // its members
-  bool begun_ = false;         // some world has run, so that there is state to lose
-  bool ending_ = false;        // some program has come to its end
-  bool pausing_ = false;       // the world was asked to stop at a release
+  EpochId epoch_;         // the newest granted
+  bool begun_ = false;    // some world has run, so that there is state to lose
+  bool ending_ = false;   // some program has come to its end
+  bool pausing_ = false;  // the world was asked to stop at a release
   bool unconnected_ =
       false;  // the world that forms, or formed last: a member cannot connect, and does not know with whom
   std::string program_;
   std::map<std::pair<std::string, int>, int> failures_;  // by host and slot, since somebody has held state
-  std::map<std::string, Host> hosts_;
-  std::map<Uid, Rank> ranks_;
-  std::set<Uid> noticed_;                 // processes that are to leave, and have not said yet that they are there
-  std::set<Uid> finished_;                // members that came to their end before they had answered the next launcher
-  std::set<std::pair<Uid, Uid>> cuts_;    // who does not hear whom
-  std::set<std::pair<Uid, Uid>> doubts_;  // who did not hear whom for a while, which counts where there is a cut
-  Nanoseconds since_ = 0;                 // when the phase began
-  Nanoseconds awake_ = 0;                 // when it was last told of anything; a timer is, each second
+  std::set<Uid> noticed_;   // processes that are to leave, and have not said yet that they are there
+  std::set<Uid> finished_;  // members that came to their end before they had answered the next launcher
+  Nanoseconds since_ = 0;   // when the phase began
+  Nanoseconds awake_ = 0;   // when it was last told of anything; a timer is, each second
   Nanoseconds next_beat_ = 0;
   Nanoseconds short_since_ = kNever;  // when ranks were first too few since a world ran
   int resets_ = 0;                    // worlds that ran after the first

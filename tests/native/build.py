@@ -64,7 +64,10 @@ PROTOCOL = [
 ELASTIC = [
     "elastic/authority.cc",
     "elastic/control.cc",
+    "elastic/cuts.cc",
+    "elastic/hosts.cc",
     "elastic/membership.cc",
+    "elastic/roster.cc",
     "elastic/samples.cc",
     "elastic/step.cc",
 ]

@@ -9,7 +9,7 @@ from mutants import Mutant
 
 ELASTIC = "native/elastic/"
 STEP, SAMPLES = ELASTIC + "step.cc", ELASTIC + "samples.cc"
-MEMBERSHIP, AUTHORITY = ELASTIC + "membership.cc", ELASTIC + "authority.cc"
+MEMBERSHIP, AUTHORITY, CUTS = ELASTIC + "membership.cc", ELASTIC + "authority.cc", ELASTIC + "cuts.cc"
 ARBITER = "native/agree/arbiter.cc"
 MUTANTS = [
     # What survivors settle
@@ -196,8 +196,8 @@ MUTANTS = [
     Mutant(
         "a joiner is ranked first",
         AUTHORITY,
-        "  for (const Uid& uid : newcomers) world_.push_back({ranks_.at(uid).process, begun_});",
-        "  for (const Uid& uid : newcomers) world_.insert(world_.begin(), {ranks_.at(uid).process, begun_});",
+        "  for (const Uid& uid : newcomers) members.push_back({roster_.at(uid).process, begun_});",
+        "  for (const Uid& uid : newcomers) members.insert(members.begin(), {roster_.at(uid).process, begun_});",
     ),
     Mutant(
         "a joiner is admitted to an open window",
@@ -214,29 +214,29 @@ MUTANTS = [
     Mutant(
         "a second death during Stop is ignored",
         AUTHORITY,
-        "  ranks_.erase(found);",
-        "  if (phase_ != Phase::kStopping) ranks_.erase(found);",
+        "  roster_.Remove(uid);",
+        "  if (phase_ != Phase::kStopping) roster_.Remove(uid);",
     ),
     Mutant(
         "a death while a world forms is ignored",
         AUTHORITY,
-        "alive && InWorld(uid)",
-        "alive && phase_ == Phase::kRunning && InWorld(uid)",
+        "alive && roster_.InWorld(uid)",
+        "alive && phase_ == Phase::kRunning && roster_.InWorld(uid)",
     ),
     Mutant(
         "the smaller side goes on",
-        AUTHORITY,
+        CUTS,
         "unheard.at(uid) >= unheard.at(*most)",
         "unheard.at(uid) < unheard.at(*most)",
     ),
-    Mutant("both sides of a cut go on", AUTHORITY, "unheard.count(uid) > 0", "false"),
+    Mutant("both sides of a cut go on", CUTS, "unheard.count(uid) > 0", "false"),
     Mutant(
         "a host whose network for data is dead gets ranks",
         AUTHORITY,
         "  for (const std::string& host : unheard_hosts) LetGo(now, host, actions);",
         ";",
     ),
-    Mutant("a host that is let go gets ranks before it is checked", AUTHORITY, "  hosts_[name].leaves = true;", ";"),
+    Mutant("a host that is let go gets ranks before it is checked", AUTHORITY, "  hosts_.Of(name).leaves = true;", ";"),
     Mutant(
         "a host is let go for one of its ranks",
         AUTHORITY,
@@ -267,13 +267,18 @@ MUTANTS = [
         "others > size",
         "others < size",
     ),
-    Mutant("an evicted rank is taken for a new one", AUTHORITY, "lost || (rank.holds_state && !InWorld(uid))", "false"),
+    Mutant(
+        "an evicted rank is taken for a new one",
+        AUTHORITY,
+        "lost || (rank.holds_state && !roster_.InWorld(uid))",
+        "false",
+    ),
     Mutant("whoever forgets to report is waited for", AUTHORITY, "now - since_ >= patience", "false"),
     Mutant("a rank with another program is admitted", AUTHORITY, "rank.program != program_", "false"),
     Mutant(
         "a launcher that comes back stops the world",
         AUTHORITY,
-        "cuts_.empty() && living.size() == world_.size()",
+        "cuts_.empty() && living.size() == world.size()",
         "false",
     ),
 ]
