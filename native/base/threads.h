@@ -2,6 +2,8 @@
 #ifndef RINGTRAIN_BASE_THREADS_H_
 #define RINGTRAIN_BASE_THREADS_H_
 
+#include <time.h>
+
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -22,6 +24,12 @@ Status StartThread(int rank, std::thread* thread, Function function, Arguments&&
                             ". Raise the number of processes that this user or container may have (ulimit -u, "
                             "pids.max).");
   }
+}
+
+// For what nothing wakes.
+inline void SleepBriefly() {
+  const timespec pause = {0, 100000};
+  nanosleep(&pause, nullptr);
 }
 
 }  // namespace ringtrain

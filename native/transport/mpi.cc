@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/decimal.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "transport/lost_peers.h"
 #include "transport/mpi_abi.h"
 #include "transport/mpi_library.h"
@@ -35,11 +36,6 @@ struct PieceHeader {
   uint64_t remaining;
 };
 constexpr size_t kPiecePayload = kPieceBytes - sizeof(PieceHeader);
-
-void SleepBriefly() {
-  const timespec pause = {0, 100000};
-  nanosleep(&pause, nullptr);
-}
 
 std::string SecondsText(double seconds) { return Decimal("%g", seconds); }
 

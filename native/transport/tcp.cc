@@ -1,7 +1,6 @@
 #include "transport/tcp.h"
 
 #include <errno.h>
-#include <time.h>
 
 #include <algorithm>
 #include <deque>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/threads.h"
 #include "transport/tcp/connections.h"
 
 namespace ringtrain {
@@ -16,11 +16,6 @@ namespace {
 
 constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 constexpr double kLeaveSeconds = 0.5;  // for the last words of a rank whose world has failed
-
-void SleepBriefly() {
-  const timespec pause = {0, 100000};
-  nanosleep(&pause, nullptr);
-}
 
 std::string TextOf(const char* verb, int peer, int tag, size_t bytes) {
   return std::string(verb) + " a message of " + std::to_string(bytes) + " bytes, tag " + std::to_string(tag) + ", " +

@@ -14,7 +14,6 @@
 #define RINGTRAIN_TRANSPORT_TCP_CONNECTIONS_H_
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,8 +22,10 @@
 #include "base/doorbell.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "transport/tcp/arrivals.h"
 #include "transport/tcp/door.h"
-#include "transport/tcp/lane.h"
+#include "transport/tcp/orders.h"
+#include "transport/tcp/peer.h"
 #include "transport/wire.h"
 
 namespace ringtrain {
@@ -41,8 +42,8 @@ class Connections final : private Door::Owner {
   void Start(Message* message);
   // Moves what there is to move.
   void Attend() { Attend(false); }
-  bool TakeFrame(int* from, std::string* frame);
-  bool TakeLost(LostPeer* lost);
+  bool TakeFrame(int* from, std::string* frame) { return arrivals_.TakeFrame(from, frame); }
+  bool TakeLost(LostPeer* lost) { return arrivals_.TakeLost(lost); }
   // Whether frames wait to be given to the kernel.
   bool unsent() const { return unsent_.load(std::memory_order_relaxed) > 0; }
   // What whoever moved bytes has lacked since this was asked last, so that of what has come some may be lost: an errno,
@@ -62,22 +63,12 @@ class Connections final : private Door::Owner {
   void Close(bool leaves, Nanoseconds deadline);
 
  private:
-  struct Peer;
-  struct Order {
-    enum Kind { kFrame, kMessage, kConnection, kUnreachable } kind;
-    int peer = 0;
-    std::string text;  // frame, or cause
-    Message* message = nullptr;
-    Connection connection;
-  };
-
   void Opened(Connection connection) override;
   void Unreachable(int peer, std::string cause) override;
   void Notice(std::string line) override;
 
   void Watch();
   void Attend(bool watches);
-  void Give(Order order);
   // All return whether there is more to do at once.
   bool MoveAll() RT_REQUIRES(mutex_);
   bool MoveWhatThereIs() RT_REQUIRES(mutex_);
@@ -91,30 +82,15 @@ class Connections final : private Door::Owner {
   void AddLane(Connection connection) RT_REQUIRES(mutex_);
   void LookForEvents() RT_REQUIRES(mutex_);
   bool Flush(Peer* peer) RT_REQUIRES(mutex_);
-  static void FlushSelf(Peer* peer);
   void Count(Peer* peer) RT_REQUIRES(mutex_);
   bool FlushControl(Peer* peer) RT_REQUIRES(mutex_);
   void CallData(Peer* peer) RT_REQUIRES(mutex_);
-  void LookAtLine(Peer* peer) RT_REQUIRES(mutex_);
-  static void Tune(Peer* peer, size_t place);
-  void ControlCongestion(const Peer& peer, const Socket& socket) const;
-  void AddSender(Peer* peer, size_t lane, Socket socket) RT_REQUIRES(mutex_);
-  std::string LineText(const Peer& peer) const;
   void MarkDirty(Peer* peer) RT_REQUIRES(mutex_);
-  const char* TakeControl(Peer* peer, const RecordHeader& header, const std::string& payload) RT_REQUIRES(mutex_);
-  LaneMove MoveIn(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
   void Signal(Peer* peer, bool sends, size_t lane, uint32_t events) RT_REQUIRES(mutex_);
-  void SignalIn(Peer* peer, size_t lane, bool ended) RT_REQUIRES(mutex_);
+  void MarkReadable(Peer* peer, size_t lane) RT_REQUIRES(mutex_);
   void Release();
-  void Leave() RT_REQUIRES(mutex_);
-  void AwaitKernels(Nanoseconds deadline) RT_REQUIRES(mutex_);
   void Lose(Peer* peer, const std::string& cause, bool loses_large = false) RT_REQUIRES(mutex_);
   void LoseSending(Peer* peer, size_t lane, const LaneMove& move) RT_REQUIRES(mutex_);
-  // Seconds since the peer's kernel was heard of on a lane to it, and on any other connection with it.
-  static double SinceAnswer(const Peer& peer, size_t lane);
-  double SinceAnswerBeside(const Peer& peer, size_t lane) const;
-  void StopSending(Peer* peer) RT_REQUIRES(mutex_);
-  void PutFrame(int from, std::string frame);
   void Arm() RT_REQUIRES(mutex_);
 
   const TcpPlan plan_;
@@ -122,8 +98,7 @@ class Connections final : private Door::Owner {
   std::thread watcher_;
   std::atomic<Log*> log_{nullptr};
 
-  Mutex orders_mutex_;
-  std::vector<Order> orders_ RT_GUARDED_BY(orders_mutex_);
+  Orders orders_;
   std::atomic<bool> left_word_{false};
   std::atomic<bool> fired_{false};  // the watcher was woken, and is no longer armed
 
@@ -141,11 +116,7 @@ class Connections final : private Door::Owner {
   std::atomic<int> unsent_{0};  // peers to whom frames wait to be sent
   std::atomic<int> lack_{0};
 
-  Mutex arrived_mutex_;
-  std::deque<std::pair<int, std::string>> frames_ RT_GUARDED_BY(arrived_mutex_);
-  std::deque<LostPeer> lost_ RT_GUARDED_BY(arrived_mutex_);
-  std::atomic<int> arrived_{0};  // how many frames there are
-  std::atomic<bool> any_lost_{false};
+  Arrivals arrivals_;
 };
 
 }  // namespace ringtrain
