@@ -83,6 +83,8 @@ COLLECTIVES = [
     "collectives/rows.cc",
     "collectives/window.cc",
     "kernels/codec.cc",
+    "kernels/convert.cc",
+    "kernels/level.cc",
     "kernels/reduce.cc",
     "kernels/scaled_blocks.cc",
     "tables/tables.cc",
