@@ -4,6 +4,14 @@
 #include <cstring>
 
 namespace ringtrain {
+namespace {
+
+// Where nothing is copied there may be no memory.
+void Copy(char* to, const char* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
 
 int Doubling::steps() const {
   int steps = 0;
@@ -19,7 +27,7 @@ void Doubling::BeginScatter(const Image& image) {
   for (int host = 0; host < hosts_; ++host) stride_ = std::max(stride_, image.bytes(host));
   blocks_.resize(std::max(blocks_.size(), stride_ * static_cast<size_t>(hosts_)));
   for (int distance = 0; distance < hosts_; ++distance)
-    std::memcpy(Came(distance), image.at(Behind(distance)), image.bytes(Behind(distance)));
+    Copy(Came(distance), image.at(Behind(distance)), image.bytes(Behind(distance)));
 }
 
 Status Doubling::StartScatter(int step) {
@@ -35,7 +43,7 @@ Status Doubling::StartScatter(int step) {
   char* to = leaving_.data();
   for (int block = bit; block < hosts_; ++block) {
     if ((block & bit) == 0) continue;
-    std::memcpy(to, Came(block), Bytes(me_, block, step));
+    Copy(to, Came(block), Bytes(me_, block, step));
     to += Bytes(me_, block, step);
   }
   RT_TRY(messages_->Receive(from, coming_.data(), coming));
@@ -47,7 +55,7 @@ void Doubling::FinishScatter(int step) {
   const char* came = coming_.data();
   for (int block = bit; block < hosts_; ++block) {
     if ((block & bit) == 0) continue;
-    std::memcpy(Came(block), came, Bytes(from, block, step));
+    Copy(Came(block), came, Bytes(from, block, step));
     came += Bytes(from, block, step);
   }
 }
