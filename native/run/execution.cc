@@ -1,7 +1,6 @@
 #include "run/execution.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <iterator>
 #include <numeric>
@@ -15,16 +14,6 @@
 
 namespace ringtrain {
 namespace {
-
-std::string InCapitals(std::string text) {
-  for (char& letter : text) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
-  return text;
-}
-
-// "allreduce.fc1.weight"; unnamed operations begin so anyway.
-std::string TrackName(const std::string& operation, const std::string& name) {
-  return name.compare(0, operation.size() + 1, operation + ".") == 0 ? name : operation + "." + name;
-}
 
 bool Exchanges(const Request& request) { return Find(request.operation)->layout == Layout::kExchange; }
 
@@ -108,10 +97,10 @@ bool Execution::Contribute(std::string* contribution) {
 
 Status Execution::MakeTasks(Plane* plane) {
   const bool observed = books_.timeline->enabled();
-  if (observed) observed_.resize(responses_.size());
+  if (observed) spans_.Begin(responses_.size());
   RT_TRY(TakeAhead());
   if (plane == nullptr) {
-    for (Batch& batch : batches_) tasks_.push_back(MakeTask(std::move(batch), group_, observed ? this : nullptr));
+    for (Batch& batch : batches_) tasks_.push_back(MakeTask(std::move(batch), group_, observed ? &spans_ : nullptr));
     return {};
   }
   std::optional<InContext> current;
@@ -180,7 +169,7 @@ void Execution::Finish(Nanoseconds* counted_until) {
     }
     books_.counters->Add(Counter::kOperations, 1);
     books_.counters->Add(Counter::kBytes, static_cast<int64_t>(submission->request.bytes()));
-    if (!observed_.empty()) WriteSpans(*submission, observed_[index]);
+    if (!spans_.empty()) spans_.Write(index, *submission, agreed_, books_.timeline);
     submission->handle->completion = completion_;
     books_.table->Finish(submission, Status());
   }
@@ -226,13 +215,6 @@ void Execution::Lose(const Status& cause) {
 void Execution::CallBack(const Status& status) {
   for (const auto& submission : submissions_)
     if (submission != nullptr) submission->CallBack(status);
-}
-
-void Execution::OnStage(Stage stage, int operation, int64_t begin, int64_t end, size_t bytes) {
-  Span& span = observed_[operation].stages[static_cast<int>(stage)];
-  if (span.begin == 0) span.begin = begin;
-  span.end = std::max(span.end, end);
-  span.bytes += static_cast<int64_t>(bytes);
 }
 
 Status Execution::AddOperation(size_t index) {
@@ -390,27 +372,6 @@ void Execution::CountTraffic(Nanoseconds now, Nanoseconds* counted_until) {
                          static_cast<Nanoseconds>(static_cast<double>(now - begin) * share),
                          agreed_ - submission->submitted});
   }
-}
-
-void Execution::WriteSpans(const Submission& submission, const Observed& observed) {
-  static const char* const categories[kStageCount] = {"pack", "wire", "reduce", "unpack"};
-  Timeline& timeline = *books_.timeline;
-  const char* const operation = Text(submission.request.operation);
-  // Horovod's names, which its readers search for; where it has none, in its manner.
-  const std::string kind = InCapitals(operation);
-  const std::string names[kStageCount] = {"MEMCPY_IN_FUSION_BUFFER", "MPI_" + kind, "REDUCE",
-                                          "MEMCPY_OUT_FUSION_BUFFER"};
-  const std::string name = TrackName(operation, submission.request.name);
-  Nanoseconds started = kNever;
-  for (const Span& span : observed.stages)
-    if (span.begin > 0) started = std::min(started, span.begin);
-  timeline.Span(name, kind, submission.submitted, Now(), static_cast<int64_t>(submission.request.bytes()), operation);
-  timeline.Span(name, "NEGOTIATE_" + kind, submission.submitted, agreed_, 0, "negotiate");
-  if (started != kNever) timeline.Span(name, "QUEUE", agreed_, std::max(agreed_, started), 0, "queue");
-  for (int stage = 0; stage < kStageCount; ++stage)
-    if (observed.stages[stage].begin > 0)
-      timeline.Span(name, names[stage], observed.stages[stage].begin, observed.stages[stage].end,
-                    observed.stages[stage].bytes, categories[stage]);
 }
 
 }  // namespace ringtrain

@@ -12,11 +12,12 @@
 #include "gpu/plane.h"
 #include "run/books.h"
 #include "run/error_feedback.h"
+#include "run/stage_spans.h"
 #include "transport/world.h"
 
 namespace ringtrain {
 
-class Execution : public StageObserver {
+class Execution {
  public:
   // ahead: what the members of a set on two hosts have sent each other before it.
   Execution(const World& world, const Books& books, Residuals* residuals, Group* group, effect::Execute execute,
@@ -52,15 +53,7 @@ class Execution : public StageObserver {
   // "allreduce 'x'", of its first operation.
   std::string Subject() const { return responses_[0].request.Subject(); }
 
-  void OnStage(Stage stage, int operation, int64_t begin, int64_t end, size_t bytes) override;
-
  private:
-  struct Span {
-    int64_t begin = 0, end = 0, bytes = 0;
-  };
-  struct Observed {
-    Span stages[kStageCount];
-  };
   int members() const { return group_->topology.member_count(); }
   int me() const { return group_->topology.me; }
 
@@ -80,7 +73,6 @@ class Execution : public StageObserver {
   std::string OnDevice(const std::string& text) const;
   void CountTraffic(Nanoseconds now, Nanoseconds* counted_until);
   int64_t MovedBytes(const Submission& submission) const;
-  void WriteSpans(const Submission& submission, const Observed& observed);
 
   const World& world_;
   const Books& books_;
@@ -98,8 +90,8 @@ class Execution : public StageObserver {
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<const DeviceTask*> device_tasks_;  // those of tasks_ that are
   std::shared_ptr<DeviceEvent> completion_;
-  Nanoseconds enqueued_ = 0;        // when the host had nothing left to do
-  std::vector<Observed> observed_;  // by response; empty without a timeline
+  Nanoseconds enqueued_ = 0;  // when the host had nothing left to do
+  StageSpans spans_;          // by response; empty without a timeline
   std::vector<char> scratch_;
 };
 
