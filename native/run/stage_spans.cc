@@ -12,7 +12,7 @@ std::string InCapitals(std::string text) {
   return text;
 }
 
-// "allreduce.fc1.weight"; unnamed operations begin so anyway.
+// "allreduce.fc1.bias"; unnamed operations begin so anyway.
 std::string TrackName(const std::string& operation, const std::string& name) {
   return name.compare(0, operation.size() + 1, operation + ".") == 0 ? name : operation + "." + name;
 }
