@@ -150,11 +150,12 @@ Bytes8 SumOf(const Exchange& exchange, size_t tensor, size_t offset, size_t byte
   Bytes8 sum(bytes, 0);
   for (const std::vector<Bytes8>& of_member : exchange.inputs)
     for (size_t at = 0; at < bytes; at += sizeof(uint32_t)) {
-      uint32_t total, value;
-      std::memcpy(&total, sum.data() + at, sizeof total);
-      std::memcpy(&value, of_member[tensor].data() + offset + at, sizeof value);
+      const size_t size = std::min(sizeof(uint32_t), bytes - at);  // elements of 16 bits may be an odd number
+      uint32_t total = 0, value = 0;
+      std::memcpy(&total, sum.data() + at, size);
+      std::memcpy(&value, of_member[tensor].data() + offset + at, size);
       total += value;
-      std::memcpy(sum.data() + at, &total, sizeof total);
+      std::memcpy(sum.data() + at, &total, size);
     }
   return sum;
 }
