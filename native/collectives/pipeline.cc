@@ -35,7 +35,8 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
       reduced_(begin_),
       published_(begin_),
       consumed_(begin_),
-      in_flight_(group->geometry.chunk_slots + group->geometry.result_slots + 1) {
+      in_flight_(static_cast<size_t>(
+          std::min(group->geometry.chunk_slots + group->geometry.result_slots + 1, partition_.chunks()))) {
   group->next_chunk = end_;
   for (int ring = 0; ring < partition_.rings(); ++ring)
     if (partition_.Leader(group->topology.my_host(), ring) == local_) ring_ = ring;
@@ -52,7 +53,7 @@ Pipeline::Pipeline(Batch batch, Group* group, StageObserver* observer)
   std::vector<int> leaders;
   for (int host = 0; host < hosts_; ++host)
     leaders.push_back(group->topology.hosts[host][partition_.Leader(host, ring_)]);
-  for (int slot = 0; slot < group->geometry.result_slots; ++slot)
+  for (int slot = 0; slot < std::min(group->geometry.result_slots, partition_.chunks()); ++slot)
     passes_.push_back(std::make_unique<RingPass>(group, leaders, batch_, partition_.chunks()));
 }
 

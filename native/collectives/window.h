@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/clock.h"
 #include "collectives/topology.h"
 
 namespace ringtrain {
@@ -32,8 +33,10 @@ struct WindowGeometry {
 };
 
 // The same on every member. chunk_bytes 0 chooses: small enough for the caches within one host, long enough to fill a
-// wire between hosts; either shrinks until the window of the largest host keeps within most_bytes.
-WindowGeometry MakeGeometry(const Topology& topology, size_t chunk_bytes, size_t most_bytes);
+// wire between hosts; either shrinks until the window of the largest host keeps within most_bytes. round_trip: between
+// hosts, the longest; 0: not known.
+WindowGeometry MakeGeometry(const Topology& topology, size_t chunk_bytes, size_t most_bytes,
+                            Nanoseconds round_trip = 0);
 
 class Window {
  public:

@@ -26,7 +26,7 @@ void Executor::AddGroup(int process_set, int lane_number, const std::vector<int>
   group.process_set = process_set;
   group.lane = lane_number;
   group.topology = TopologyFor(world_, books_.options, members);
-  group.geometry = GeometryFor(group.topology, books_.options);
+  group.geometry = GeometryFor(group.topology, books_.options, world_.round_trip);
   group.round_trip = world_.round_trip;
   group.least_round_trip = world_.least_round_trip;
   group.wire = &wire_;

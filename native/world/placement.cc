@@ -10,9 +10,9 @@ Topology TopologyFor(const World& world, const Options& options, const std::vect
   return MakeTopology(members, world.rank, host_of, world.site_of);
 }
 
-WindowGeometry GeometryFor(const Topology& topology, const Options& options) {
+WindowGeometry GeometryFor(const Topology& topology, const Options& options, Nanoseconds round_trip) {
   return MakeGeometry(topology, static_cast<size_t>(options.chunk_bytes),
-                      static_cast<size_t>(options.shared_memory_bytes));
+                      static_cast<size_t>(options.shared_memory_bytes), round_trip);
 }
 
 }  // namespace ringtrain

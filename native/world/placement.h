@@ -13,7 +13,7 @@ namespace ringtrain {
 
 // As the options want them: the same on every member.
 Topology TopologyFor(const World& world, const Options& options, const std::vector<int>& members);
-WindowGeometry GeometryFor(const Topology& topology, const Options& options);
+WindowGeometry GeometryFor(const Topology& topology, const Options& options, Nanoseconds round_trip = 0);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_WORLD_PLACEMENT_H_
