@@ -30,34 +30,37 @@ void Doubling::BeginScatter(const Image& image) {
     Copy(Came(distance), image.at(Behind(distance)), image.bytes(Behind(distance)));
 }
 
+template <typename What>
+void Doubling::ForEachOnTheWay(int step, What what) const {
+  for (int block = 1 << step; block < hosts_; ++block)
+    if ((block >> step & 1) != 0) what(block);
+}
+
 Status Doubling::StartScatter(int step) {
   const int bit = 1 << step, from = Before(bit);
   size_t leaving = 0, coming = 0;
-  for (int block = bit; block < hosts_; ++block) {
-    if ((block & bit) == 0) continue;
+  ForEachOnTheWay(step, [&](int block) {
     leaving += Bytes(me_, block, step);
     coming += Bytes(from, block, step);
-  }
+  });
   leaving_.resize(std::max(leaving_.size(), leaving));
   coming_.resize(std::max(coming_.size(), coming));
   char* to = leaving_.data();
-  for (int block = bit; block < hosts_; ++block) {
-    if ((block & bit) == 0) continue;
+  ForEachOnTheWay(step, [&](int block) {
     Copy(to, Came(block), Bytes(me_, block, step));
     to += Bytes(me_, block, step);
-  }
+  });
   RT_TRY(messages_->Receive(from, coming_.data(), coming));
   return messages_->Send(Behind(bit), leaving_.data(), leaving);
 }
 
 void Doubling::FinishScatter(int step) {
-  const int bit = 1 << step, from = Before(bit);
+  const int from = Before(1 << step);
   const char* came = coming_.data();
-  for (int block = bit; block < hosts_; ++block) {
-    if ((block & bit) == 0) continue;
+  ForEachOnTheWay(step, [&](int block) {
     Copy(Came(block), came, Bytes(from, block, step));
     came += Bytes(from, block, step);
-  }
+  });
 }
 
 size_t Doubling::Bytes(int from, int block, int steps_done) const {

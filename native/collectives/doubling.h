@@ -44,6 +44,9 @@ class Doubling {
  private:
   int Behind(int distance) const { return (me_ + distance) % hosts_; }
   int Before(int distance) const { return (me_ + hosts_ - distance) % hosts_; }
+  // Of a scatter: calls what(block) for those that a step carries.
+  template <typename What>
+  void ForEachOnTheWay(int step, What what) const;
   // Of a gather: blocks that a step carries.
   int Carried(int step) const;
   // Bytes of block j before or after so many steps, which is for the host at the rest of its way.
