@@ -17,10 +17,7 @@ constexpr int kFewHosts = 16;
 // more messages: from so many for each host on the ring is faster, at 1 to 10 Gbit/s.
 constexpr size_t kMostInFewSteps = 256 << 10;
 constexpr size_t kMostOfAHost = 8 << 10;
-// From this round trip on few hosts send all they have at once. Those that have near hosts do not: with these they may
-// share the line, which would carry more bytes than for a ring.
-constexpr Nanoseconds kFar = 1 * INT64_C(1000000);
-// From this one on a step between two costs more than all additions on both.
+// From this round trip on a step between two costs more than all additions on both.
 constexpr Nanoseconds kFarForTwo = 5 * INT64_C(1000000);
 
 // Where a codec decodes the result, the postscale comes with that.
@@ -65,7 +62,8 @@ RingPass::Way RingPass::Choose() const {
       bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->round_trip >= kFarForTwo && hosts_ == 2);
   if (reduces_ && gathers_ && image_.plain() && goes_whole) return Way::kWhole;
   if (sites_ > 1) return Way::kRing;
-  if (hosts_ <= kFewHosts && group_->least_round_trip >= kFar) return Way::kAtOnce;
+  // Those that have near hosts may share the line with these, which would carry more bytes than for a ring.
+  if (hosts_ <= kFewHosts && group_->least_round_trip >= kFarHosts) return Way::kAtOnce;
   const size_t most = std::max(kMostInFewSteps, kMostOfAHost * static_cast<size_t>(hosts_));
   if (bytes * chunks_ > most) return Way::kRing;
   return hosts_ <= kFewHosts ? Way::kAtOnce : Way::kDoubling;

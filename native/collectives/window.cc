@@ -14,7 +14,6 @@ constexpr size_t kPieceAcrossHosts = 2 << 20;   // of a chunk, for each ring: li
 // elsewhere looking at so much would only cost time.
 constexpr size_t kPieceOfAHost = 128 << 10;
 constexpr size_t kUnderWay = 12 << 20;
-constexpr Nanoseconds kFar = 1 * INT64_C(1000000);
 constexpr int kMostSlots = 48, kSlotsAcrossHosts = 6, kSlotsWithinHost = 4;
 // Cells of small tensors are rounded up to whole elements; Partition keeps a chunk's blocks below kResultSlack / 8.
 constexpr size_t kResultSlack = 4096;
@@ -29,7 +28,7 @@ size_t ChosenBytes(const Topology& topology) {
 // Of results that a ring's leader has under way.
 int Slots(const Topology& topology, Nanoseconds round_trip, size_t chunk_bytes) {
   if (topology.host_count() == 1) return kSlotsWithinHost;
-  if (topology.most_locals > 1 || round_trip < kFar) return kSlotsAcrossHosts;
+  if (topology.most_locals > 1 || round_trip < kFarHosts) return kSlotsAcrossHosts;
   return std::clamp(static_cast<int>(kUnderWay / chunk_bytes), kSlotsAcrossHosts, kMostSlots);
 }
 

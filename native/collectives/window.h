@@ -22,6 +22,9 @@ struct alignas(64) StageCounters {
   std::atomic<uint64_t> consumed;   // I no longer need anyone's result
 };
 
+// From this round trip on a step between hosts costs more than what is under way.
+constexpr Nanoseconds kFarHosts = 1 * INT64_C(1000000);
+
 struct WindowGeometry {
   size_t chunk_bytes = 0;   // of a contribution slot
   size_t result_bytes = 0;  // of a result slot
