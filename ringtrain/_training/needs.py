@@ -51,10 +51,13 @@ TRAITS = {
     "tf1": Trait("an optimizer of tf.compat.v1.train", is_argument=False),
     "not elementwise": Trait("an optimizer that does not update each element by itself", is_argument=False),
     "differentiable": Trait("differentiable=True", is_argument=False),
+    "late": Trait("OneStepLate"),
+    "exact steps of Keras": Trait("exact steps of an optimizer of Keras", is_argument=False),
     "device": Trait("parameters that are not dense, floating-point and on the CPU", is_argument=False),
 }  # fmt: skip
 
 _CHANGES = "ranks send what they have changed, not gradients"
+_ROWS = "backward() settles their gradients; give them an optimizer of their own"
 _EARLY = "gradients that travel are of this step, those that are applied of the step before"
 _SHARES = "each rank has a share of the sum alone"
 _FRAMEWORKS_OWN = "gradients lie where their framework has put them"
@@ -78,7 +81,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "averaged passes": f"{_CHANGES}; divide the loss instead",
         "own compression": f"{_CHANGES}, as the core compresses them",
         "powersgd": f"{_CHANGES}, which are of no low rank",
-        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+        "sharded embedding": _ROWS,
         "apex": "the model's own parameters are averaged; use torch.amp",
         "elastic.State": "a rank that is lost takes along what it has changed",
         "KerasState": "ranks that join have no period",
@@ -119,7 +122,7 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
         "int8": "its feedback belongs to whole gradients",
         "powersgd": "its feedback belongs to whole gradients",
         "closure": "its loss would need the values of all parameters at once",
-        "sharded embedding": "a rank has all of its rows; give those rows an optimizer of their own",
+        "sharded embedding": "a rank has all of its rows; give them an optimizer of their own",
         "elastic": "a share of the optimizer's state is lost with its rank",
         "elastic.State": "a share of the optimizer's state is lost with its rank",
         "keras": "Keras' optimizers update whole variables",
@@ -142,15 +145,24 @@ NEEDS: Mapping[str, Mapping[str, str]] = {
     "op=Adasum": {
         "averaged passes": "no gradients are sent; leave it out",
         "powersgd": "it sends changes, which are of no low rank",
-        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+        "sharded embedding": _ROWS,
     },
     "op=PerItem": {
         "averaged passes": "items are counted over all passes; leave it out",
-        "powersgd": "what it keeps of a step would count as much as the items of the next",
-        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+        "powersgd": "what it keeps would weigh as much as the next step",
+        "sharded embedding": _ROWS,
+    },
+    "count_samples": {
+        "sum": "a sum has no weights; scale the loss",
+        "adasum": "changes are combined by their directions",
+        "per item": "count() says what losses are sums of",
+        "powersgd": "what it keeps would weigh as much as the next step",
+        "late": "samples would be those of the step before",
+        "sharded embedding": _ROWS,
+        "exact steps of Keras": "gradients count alike; weigh the loss",
     },
     "average_aggregated_gradients": {
-        "sharded embedding": "their gradients are settled in each backward pass; give those rows an optimizer of their own",
+        "sharded embedding": _ROWS,
     },
     "Compression.powersgd": {
         "survives on the host": "its factors cannot be sent again in another world",

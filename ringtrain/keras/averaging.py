@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ringtrain._training.needs import check_needs
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.reduction import KerasReducer
 from ringtrain.keras.types import Tensor, Variable
@@ -27,9 +28,19 @@ class AveragingMethods:
             local.join()
 
     def count_samples(self, samples: Tensor | int) -> None:
-        """With ``LocalSteps``: says what the next update weighs, such as the number of its samples; on all ranks, or on none."""
-        if self._local_steps is not None:
-            self._local_steps.count_samples(samples)
+        """With ``LocalSteps``: says what the next update weighs, such as the number of its samples; on all ranks, or on none.
+
+        Raises:
+            UnsupportedError: in another mode, or with ``warmup`` or ``within``, where gradients are averaged and count alike.
+        """
+        reduction = self._gradient_reduction
+        if reduction is None or reduction.settings.alone:
+            return
+        local = reduction.local_steps
+        exact = local is None or bool(local.mode.warmup) or local.mode.within is not None
+        check_needs(["count_samples"], {"exact steps of Keras": exact}, "count_samples")
+        if local is not None:
+            local.count_samples(samples)
 
     def average_also(self, variables: Iterable[Variable]) -> None:
         """With ``LocalSteps``: averages further variables with the trained ones, such as ``model.non_trainable_variables``.

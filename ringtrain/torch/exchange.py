@@ -126,6 +126,7 @@ class Exchange:
         settle(self.members.memories(), used=False)
         self._bucketing.restart()
         self.rounds.reset()
+        self.passes.items = None
         self.step.note_discarded()
 
     def _submit_again(self, former: str) -> None:
@@ -147,7 +148,8 @@ class Exchange:
         self._one_by_one = one_by_one
         self._bursts.keeps_inputs = True
         if self.settings.op != PerItem:
-            self._bursts.weight = guard.weight
+            passes = self.passes
+            self._bursts.weight = lambda: guard.weight() if passes.items is None else passes.items
         self._bucketing.keep_apart(growth_of_groups(self.settings, makes_buckets=False))
 
     def is_kept_for(self, guard: StepGuard) -> bool:
@@ -281,8 +283,8 @@ class Exchange:
 
     def count(self, items: int) -> None:
         """Adds to the items of this step, or of the next one if all gradients are reduced."""
-        before = 0 if self.step.closed else self.passes.items
-        self.passes.items = checked_items(items) + (before or 0)
+        self._session.follow()
+        self.passes.count_items(checked_items(items))
 
     def end_step(self) -> None:
         """The optimizer steps with what was reduced."""

@@ -252,7 +252,11 @@ class _Distributed(_Optimizer):
         """What this rank's next step weighs, such as the number of its samples; before each step on all ranks, or on none.
 
         For losses that are means over samples, of which ranks have different numbers: before the backward pass. With several
-        passes of different numbers use ``op=PerItem`` and ``count``. With ``LocalSteps`` it is what the rank's changes weigh.
+        passes of different numbers use ``op=PerItem`` and ``count``. With ``LocalSteps`` it is what the rank's changes weigh, too.
+
+        Raises:
+            InvalidArgumentError: no whole number from 0; or ``op``, mode or compression has no weights.
+            UnsupportedError: the optimizer trains rows of a sharded embedding.
         """
         self._mode.count(samples, of_sums=False)
 

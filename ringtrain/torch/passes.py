@@ -28,7 +28,9 @@ class Passes:
         divisor: of the sum of a step's passes.
         parts: of the pass under way, and of one that has failed.
         silent: whether passes only add to the gradients of this rank.
-        items: of how many the step's losses are sums on this rank, as far as it was said; None where nobody has.
+        items: of how many the step's losses are sums on this rank, as far as it was said; None where nobody has. After a step
+            is closed they are the next one's.
+        reduced_items: those of the step that was closed last.
     """
 
     def __init__(self, look: Callable[[PassPart], None], ended: Callable[[], None], per_step: int, averages: bool):
@@ -41,6 +43,7 @@ class Passes:
         self._completes = False  # whether the pass under way is the last one for a gradient
         self.silent = False
         self.items: int | None = None
+        self.reduced_items: int | None = None
         self._first = 1  # number of the step's first pass
         # by parameter
         self._counts: list[int] = []
@@ -121,8 +124,22 @@ class Passes:
         """The gradient lies in another tensor now, as the last pass left it."""
         self._versions[index] = gradient._version
 
-    def begin_step(self, settled: list[int]) -> None:
-        """A new step begins, with the pass under way if there is one; what was settled has had no pass in it."""
+    def count_items(self, items: int) -> None:
+        """The loss of the next pass is the sum of so many more."""
+        self.items = items + (self.items or 0)
+
+    def close_step(self) -> None:
+        """All gradients of the step are settled, and whether it is used or skipped its passes and items are over."""
+        self._counts = [0] * len(self._counts)
+        self.reduced_items, self.items = self.items, None
+
+    def begin_step(self, settled: list[int], reopened: bool) -> None:
+        """A new step begins, with the pass under way if there is one; what was settled has had no pass in it.
+
+        One that is ``reopened`` reduces once more what the last one has, of the same items if nothing else was said.
+        """
+        if reopened and self.items is None:
+            self.items = self.reduced_items
         for index in settled:
             self._counts[index] = 0
         self._first = self._pass.number + (not self._pass.runs)

@@ -269,6 +269,8 @@ class StepRounds:
     def _settle(self, agreed: Said, stage: Stage) -> None:
         self._has_unused_results = self._settings.keeps_residuals or self._beginning is not None
         self.step.settle(agreed.codes, agreed.is_last(stage))
+        if self.step.closed and stage is not Stage.DISCARDING:
+            self._passes.close_step()
         for group in self._bucketing.groups:
             group.note_settled(self.step.codes)
         self._rounds.succeed()
@@ -282,7 +284,7 @@ class StepRounds:
             group.reopen()
         if self.step.closed:
             self._bucketing.renew(self._members.prefix)
-        self._passes.begin_step(self.step.settled())
+        self._passes.begin_step(self.step.settled(), reopened)
         self.step.begin(len(self._members), reopened)
 
     def open_again(self, reopened: bool) -> None:

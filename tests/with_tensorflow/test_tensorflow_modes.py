@@ -67,6 +67,15 @@ def has_float8_layers(column):
     optimizer.apply([tf.ones(1), tf.ones(1)], [weight, scale])
 
 
+def weighs_exact_steps(column):
+    modes = rt.Synchronous(), rt.OneStepLate(), rt.LocalSteps(every=2, warmup=2)
+    made = [hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), mode=mode) for mode in modes]
+    for each in made[1:]:
+        with pytest.raises(UnsupportedError):
+            each.count_samples(3)
+    made[0].count_samples(3)
+
+
 PAIRS = {
     ("gradient_as_bucket_view", "keras"): is_of_keras,
     ("gradient_as_bucket_view", "tape"): is_of_a_tape,
@@ -82,6 +91,7 @@ PAIRS = {
     ("ShardedStep", "keras"): is_of_keras,
     ("ShardedStep", "tape"): is_of_a_tape,
     ("ShardedStep", "tf1"): is_of_tensorflow_1,
+    ("count_samples", "exact steps of Keras"): weighs_exact_steps,
     ("Compression.powersgd", "survives on the host"): survives,
     ("Compression.powersgd", "groups on the host"): has_groups,
 }

@@ -43,6 +43,14 @@ def gives(**arguments):
     return lambda column: wrap(column, **arguments)
 
 
+def weighs(mode=None, parameters=None, **arguments):
+    def count(column):
+        own = network().parameters() if parameters is None else parameters()
+        hvd.DistributedOptimizer(sgd(own), mode=mode, **arguments).count_samples(3)
+
+    return count
+
+
 def has_rows(column):
     wrap(column, hvd.ShardedEmbedding(5, 2).parameters())
 
@@ -131,6 +139,12 @@ PAIRS = {
     ("op=PerItem", "powersgd"): gives(compression=hvd.Compression.powersgd()),
     ("op=PerItem", "sharded embedding"): has_rows,
     ("average_aggregated_gradients", "sharded embedding"): has_rows,
+    ("count_samples", "sum"): weighs(op=hvd.Sum),
+    ("count_samples", "adasum"): weighs(op=hvd.Adasum),
+    ("count_samples", "per item"): weighs(op=hvd.PerItem),
+    ("count_samples", "powersgd"): weighs(compression=hvd.Compression.powersgd()),
+    ("count_samples", "late"): weighs(hvd.OneStepLate()),
+    ("count_samples", "sharded embedding"): weighs(parameters=lambda: hvd.ShardedEmbedding(5, 2).parameters()),
 }  # fmt: skip
 
 
@@ -166,7 +180,7 @@ def test_a_method_without_use_does_nothing_or_says_so(two):
     def on_rank(rank):
         for mode in (None, hvd.OneStepLate()):
             optimizer = hvd.DistributedOptimizer(sgd(network().parameters()), mode=mode)
-            optimizer.flush(), optimizer.count_samples(3), optimizer.consolidate_state_dict()
+            optimizer.flush(), optimizer.consolidate_state_dict()
             with pytest.raises(InvalidArgumentError, match=r"Call ringtrain.torch.join\(\) instead"):
                 optimizer.join()
 

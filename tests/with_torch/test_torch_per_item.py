@@ -162,20 +162,31 @@ def test_sparse_gradients_are_means_over_items():
         assert world.run(rows) == [[1 - 1 / 5, 1 - 4 / 5]] * 2
 
 
-def test_means_over_different_numbers_of_samples_are_weighed():
+MODES = {
+    "Synchronous": hvd.Synchronous,
+    "ShardedStep": hvd.ShardedStep,
+    "LocalSteps": lambda: hvd.LocalSteps(every=1),
+    "exact at the beginning": lambda: hvd.LocalSteps(every=2, warmup=2),
+    "exact within a host": lambda: hvd.LocalSteps(every=1, within="host"),
+}
+
+
+@pytest.mark.parametrize("layout", ["4", "2+2"])
+@pytest.mark.parametrize("mode", MODES)
+def test_means_over_different_numbers_of_samples_are_weighed(mode, layout):
     def step(rank):
         weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5), mode=MODES[mode]())
         for _ in range(2):
             optimizer.zero_grad()
-            x = torch.arange(3.0 if rank else 1.0, dtype=torch.float64)
+            x = torch.arange(float(1 + rank), dtype=torch.float64)
             optimizer.count_samples(len(x))
             ((weight - x) ** 2).mean().backward()
             optimizer.step()
         return weight.item()
 
-    with World(2) as world:
-        assert world.run(step) == [pytest.approx(3 / 4)] * 2  # the mean of 0, 0, 1 and 2
+    with World(4, None if layout == "4" else layout) as world:
+        assert world.run(step) == [pytest.approx(1.0)] * 4  # the mean of 0, 0, 1, 0, 1, 2, 0, 1, 2 and 3
 
 
 def test_a_closure_has_the_mean_loss():
@@ -212,6 +223,66 @@ def test_an_overflow_on_one_rank_skips_the_step_and_its_count():
 
     with World(2) as world:
         assert world.run(steps) == [pytest.approx([1 - 2 / 3] * 2)] * 2
+
+
+def add_a_group(optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+BETWEEN = {
+    "counted, then set to zero": lambda o, count: (count(), o.zero_grad()),
+    "set to zero with the module, then counted": lambda o, count: (
+        o.param_groups[0]["params"][0].grad.zero_(),
+        count(),
+    ),
+    "a group is added": lambda o, count: (add_a_group(o), o.zero_grad(), count()),
+    "counted, then a group is added": lambda o, count: (count(), add_a_group(o), o.zero_grad()),
+    "counted, then a state is loaded": lambda o, count: (count(), o.load_state_dict(copy.deepcopy(o.state_dict()))),
+    "gradients are gone": lambda o, count: (setattr(o.param_groups[0]["params"][0], "grad", None), count()),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_items_of_a_skipped_step_do_not_count_in_the_next_one(between):
+    def steps(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+        def backward(factor):
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        optimizer.count(10)
+        backward(float("inf"))
+        BETWEEN[between](optimizer, lambda: optimizer.count(1 + rank))
+        weight.grad = None
+        backward(1.0)
+        return weight.tolist()
+
+    with World(2) as world:
+        assert world.run(steps) == [pytest.approx([1 - 2 / 3] * 2)] * 2
+
+
+def test_items_that_were_counted_before_a_new_world_are_forgotten():
+    def counted(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        optimizer.count(10)
+        return weight, optimizer
+
+    def step(rank):
+        weight, optimizer = before[rank]
+        optimizer.count(1 + rank)
+        weight.sum().backward()
+        optimizer.step()
+        return weight.tolist()
+
+    with World(2) as world:
+        before = world.run(counted)
+    with World(2) as world:
+        assert world.run(step) == [pytest.approx([1 - 2 / 3] * 2)] * 2
 
 
 def test_a_step_without_any_item_has_sums():

@@ -48,6 +48,7 @@ class AdasumMode(AroundSteps):
     """
 
     averages = False  # which a constant batch needs
+    unweighed = "adasum"
     begins_first = False  # but after hooks that may change parameters
     refuses_skip = "op must be Average or Sum, but is Adasum, whose step() always combines. Call step() alone."
 

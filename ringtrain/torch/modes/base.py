@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError
 
@@ -27,8 +28,10 @@ class OptimizerMode:
 
     Attributes:
         refuses_skip, refuses_join: why ``skip_synchronize`` and ``join`` cannot be, for users; empty where they can.
+        unweighed: the key of ``needs.TRAITS`` for which it has no weights; empty where it has.
     """
 
+    unweighed = ""
     refuses_skip = ""
     refuses_join = (
         "join: the optimizer must have mode=LocalSteps(...), but has another. Call ringtrain.torch.join() instead."
@@ -123,6 +126,7 @@ class OptimizerMode:
     def count(self, items: int, of_sums: bool) -> None:
         """Of how many items the losses until the next step are sums, or means: then what the step weighs."""
         if not of_sums:
+            check_needs(["count_samples"], {self.unweighed: True}, "count_samples")
             return
         raise InvalidArgumentError(
             "count: the optimizer must have op=PerItem, and this rank be in its process set, but one is not so. Wrap it by "

@@ -161,6 +161,8 @@ class LocalStepsMode(AroundSteps):
         """What the next step weighs."""
         if of_sums:
             super().count(items, of_sums)
+        if self._exact is not None:
+            self._exact.count(items, of_sums)
         self._worker.period.count_samples(items)
 
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:

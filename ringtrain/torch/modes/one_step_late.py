@@ -42,6 +42,7 @@ class OneStepLateMode(AroundSteps):
         averages_passes: whether the sum of a step's backward passes is divided by their number.
     """
 
+    unweighed = "late"
     ends_first = False
 
     def __init__(self, settings: ReductionSettings, averages_passes: bool):

@@ -14,8 +14,9 @@ import torch
 
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
-from ringtrain._runtime.operations import Average, PerItem, Sum
+from ringtrain._runtime.operations import PerItem, Sum
 from ringtrain._training.feedback import Feedback
+from ringtrain._training.needs import check_needs
 from ringtrain._training.rounds import Stage
 from ringtrain._training.session import NewWorld
 from ringtrain.errors import InvalidArgumentError
@@ -27,7 +28,7 @@ from ringtrain.torch.hooks import Hooks, Owner, dismiss, enlist, others
 from ringtrain.torch.members import MakeGroup
 from ringtrain.torch.modes.base import Arguments, AroundSteps, State, closure_of
 from ringtrain.torch.modes.wrapping import Wrapping
-from ringtrain.torch.shards import replicated
+from ringtrain.torch.shards import is_shard, replicated
 from ringtrain.torch.tensors import buffer_of
 
 _Loss = TypeVar("_Loss")  # a tensor, a number, or None
@@ -54,6 +55,7 @@ class SynchronousMode(AroundSteps):
         self._hooks = Hooks()
         self._skipping = False  # while the user's skip_synchronize block runs
         self._has_stepped = False
+        self._has_rows = False  # of sharded embeddings, whose gradients have come when backward() returns
         enlist(self)
 
     @classmethod
@@ -70,6 +72,7 @@ class SynchronousMode(AroundSteps):
         passes = optimizer.backward_passes_per_step
         made = SynchronousMode(settings, passes, wrapping.averages_passes, makes_buckets)
         current = parameters.names_of(optimizer, {**optimizer._parameter_names})
+        made._has_rows = any(map(is_shard, current))
         made.add_names({**(wrapping.known or {}), **current})
         made.add_groups(parameters.grouped(replicated(current), wrapping.groups))
         return made
@@ -122,6 +125,7 @@ class SynchronousMode(AroundSteps):
 
     def add(self, names: Mapping[torch.Tensor, str]) -> None:
         """Takes over parameters that were added to the optimizer, each alone."""
+        self._has_rows |= any(map(is_shard, names))
         self.add_names(names)
         self.add_groups(parameters.grouped(replicated(names), None))
 
@@ -271,7 +275,7 @@ class SynchronousMode(AroundSteps):
         def reducing_closure() -> _Loss:
             loss = closure()
             self._after_evaluation()
-            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", self._exchange.passes.items)
+            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", self._exchange.passes.reduced_items)
 
         return reducing_closure
 
@@ -308,10 +312,20 @@ class SynchronousMode(AroundSteps):
 
     def count(self, items: int, of_sums: bool) -> None:
         """Of how many items the losses until the next step are sums; of means what they weigh in the average."""
-        if self.settings.op == (PerItem if of_sums else Average):
-            self._exchange.count(items)
-        else:
+        if of_sums and self.settings.op != PerItem:
             super().count(items, of_sums)
+        if not of_sums:
+            check_needs(["count_samples"], self._cannot_weigh(), "count_samples")
+        self._exchange.count(items)
+
+    def _cannot_weigh(self) -> dict[str, bool]:
+        """Traits of ``needs`` with which an average has no weights."""
+        return {
+            "sum": self.settings.op == Sum,
+            "per item": self.settings.op == PerItem,
+            "powersgd": self.settings.powersgd is not None,
+            "sharded embedding": self._has_rows,
+        }
 
     def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""

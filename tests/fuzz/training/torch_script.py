@@ -62,7 +62,7 @@ class Script:
         turns: one for each batch.
         ranks: how many there are.
         layout: ranks of each host; "" for one host.
-        op: "average", "sum" or "per item", of losses that are sums over items.
+        op: "average"; "weighed", by what each rank's step counts; "sum"; or "per item", of losses that are sums over items.
         mode: further arguments of DistributedOptimizer, by a name of ``MODES``.
         passes_per_step: backward_passes_per_step.
         averages_passes: average_aggregated_gradients.
@@ -72,6 +72,7 @@ class Script:
         named: whether the optimizer gets names.
         scales: whether a GradScaler does.
         schedules: whether the rate changes after each step.
+        counts_first: whether items, or what a step counts, are said before all else in a turn, and not before its first pass.
     """
 
     turns: tuple[Turn, ...]
@@ -86,6 +87,7 @@ class Script:
     named: bool = True
     scales: bool = False
     schedules: bool = False
+    counts_first: bool = False
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -137,7 +139,7 @@ ILLEGAL = {
             turn.ends == "discard"
             and (
                 s.passes_per_step > 1
-                or s.op == "per item"
+                or s.op in ("per item", "weighed")
                 or any(not used for each in turn.passes for used in each.used)
             )
             for turn in s.turns
@@ -155,6 +157,16 @@ ILLEGAL = {
             or any(not used for each in turn.passes for used in each.used)
         )
         for turn in s.turns
+    ),
+    "zeros that a rank alone has of a layer, from passes that were given up, are in the norm of its clipping, which may round": lambda s: (
+        s.zeroes == "zeros"
+        and any(
+            first.ends == "discard" and then.clips == "norm" and any(len(set(each.used)) > 1 for each in first.passes)
+            for first, then in itertools.combinations(s.turns, 2)
+        )
+    ),
+    "a step weighs something": lambda s: (
+        s.op == "weighed" and any(not any(used for each in turn.passes for used in each.used) for turn in s.turns)
     ),
     "a closure runs its passes itself, once": lambda s: any(
         turn.ends == "closure"
@@ -197,7 +209,7 @@ def _drawn(source: random.Random) -> Script:
         turns=(),
         ranks=ranks,
         layout=source.choice(LAYOUTS[ranks]),
-        op=source.choice(["average", "average", "sum", "per item"]),
+        op=source.choice(["average", "average", "sum", "per item", "weighed"]),
         mode=source.choice([*MODES, "plain"]),
         passes_per_step=source.choice([1, 1, 1, 2, 3]),
         optimizer=source.choice(OPTIMIZER_NAMES),
@@ -205,6 +217,7 @@ def _drawn(source: random.Random) -> Script:
         named=source.random() < 0.7,
         scales=source.random() < 0.25,
         schedules=source.random() < 0.3,
+        counts_first=source.random() < 0.3,
     )
     averages = script.passes_per_step > 1 and source.random() < 0.3
     turns = tuple(_drawn_turn(source, script) for _ in range(source.randint(2, 5)))

@@ -21,7 +21,7 @@ STALL_SECONDS = 20.0
 CLIP = 0.5
 TOLERANCE = 1e-8
 BUCKET_BYTES = 200  # of ShardedStep: parts of two layers
-OPS = {"average": hvd.Average, "sum": hvd.Sum, "per item": hvd.PerItem}
+OPS = {"average": hvd.Average, "weighed": hvd.Average, "sum": hvd.Sum, "per item": hvd.PerItem}
 # eps large enough that what rounds otherwise is not divided by next to nothing
 OPTIMIZERS: dict[str, Callable] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -110,6 +110,8 @@ class Loop:
 
     def turn(self, number: int, turn: Turn) -> None:
         goes_on = number > 0 and self.script.turns[number - 1].ends == "go on"
+        if self.script.counts_first:
+            self.count(number, turn, 0)
         if turn.adds:
             self.optimizer.add_param_group({"params": list(self.model.layers[ADDED].parameters())})
         if turn.reloads:
@@ -135,22 +137,31 @@ class Loop:
     def evaluation(self, number: int, turn: Turn) -> torch.Tensor:
         return sum((each.detach() for each in self.backward(number, turn, 0)), torch.zeros((), dtype=torch.float64))
 
+    def count(self, number: int, turn: Turn, place: int) -> None:
+        for rank in self.ranks if self.wraps else ():
+            if self.script.op == "per item":
+                self.optimizer.count(items_of(rank, number, turn, place))
+            if self.script.op == "weighed" and place == 0:
+                self.optimizer.count_samples(weight_of(rank, number, turn))
+
     def backward(self, number: int, turn: Turn, place: int) -> list[torch.Tensor]:
         """One pass of each rank whose batches this process has; returns the losses."""
         return [loss for rank in self.ranks for loss in self.backward_of(rank, number, turn, place)]
 
     def backward_of(self, rank: int, number: int, turn: Turn, place: int) -> Iterator[torch.Tensor]:
-        used, items = turn.passes[place].used[rank], items_of(rank, number, turn, place)
-        counts = self.script.op == "per item"
-        if counts and self.wraps:
-            self.optimizer.count(items)
+        used = turn.passes[place].used[rank]
+        if place > 0 or not self.script.counts_first:
+            self.count(number, turn, place)
         if not used:
             return
         drawn = torch.Generator().manual_seed(1000 * number + 10 * place + rank)
         x = torch.randn(SAMPLES, WIDTH, generator=drawn, dtype=torch.float64)
         loss = (self.model(x, used) - 0.3).square().mean() * (float("inf") if turn.overflow == rank else 1.0)
+        counts = self.script.op == "per item"
         if counts:
-            loss = loss * items
+            loss = loss * items_of(rank, number, turn, place)
+        if self.script.op == "weighed" and not self.wraps:
+            loss = loss * weight_of(rank, number, turn) / self.weight(number, turn)
         if not self.wraps:
             loss = loss / (self.items(number, turn) if counts else self.divisor)
         self.scaler.scale(loss).backward()
@@ -160,6 +171,10 @@ class Loop:
         """Of all ranks and passes of a turn."""
         places = range(len(turn.passes))
         return sum(items_of(rank, number, turn, place) for rank in range(self.script.ranks) for place in places)
+
+    def weight(self, number: int, turn: Turn) -> int:
+        """Of all ranks in a turn."""
+        return sum(weight_of(rank, number, turn) for rank in range(self.script.ranks))
 
     def silence(self, each: Pass) -> AbstractContextManager:
         return self.optimizer.no_sync() if self.wraps and each.silent else nullcontext()
@@ -184,6 +199,11 @@ class Loop:
 def items_of(rank: int, number: int, turn: Turn, place: int) -> int:
     """Of how many items the loss of a pass is the sum."""
     return 1 + (5 * rank + 3 * number + 7 * place) % 4 if turn.passes[place].used[rank] else 0
+
+
+def weight_of(rank: int, number: int, turn: Turn) -> int:
+    """What a rank's step counts."""
+    return 1 + (5 * rank + 3 * number) % 4 if any(each.used[rank] for each in turn.passes) else 0
 
 
 def verdict(script: Script) -> str:
