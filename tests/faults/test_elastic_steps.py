@@ -41,6 +41,7 @@ PLACE = """
     from pathlib import Path
     slot, folder = os.environ.get("RINGTRAIN_RANK", "0"), Path(os.environ["TMPDIR"])
     faults = json.loads(os.environ.get("FAULTS", "{}"))  # statement by "slot/step"
+    weighs = os.environ.get("WEIGHS", "")  # "items" of each pass, or "samples" of each step
 """
 PROGRAM = """
     import hashlib, json, os, signal, sys, time
@@ -68,7 +69,8 @@ PROGRAM = """
         for number, parameter in enumerate(model.parameters()):
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    op = hvd.PerItem if weighs == "items" else hvd.Average
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=op)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
 
     def fault(place):
@@ -94,7 +96,13 @@ PROGRAM = """
     def train_on(indices, x, y):
         rank = hvd.rank()  # within the step others may die, but those that are left keep their order
         optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
+        loss, weight = (model(x) - y).square().mean(), 1 + int(indices.sum()) % 3
+        if weighs == "items":
+            optimizer.count(weight)
+            loss = loss * weight
+        elif weighs == "samples":
+            optimizer.count_samples(weight)
+        loss.backward()
         print("applied", state.step, rank, *indices.tolist(), flush=True)
         fault("released")
         optimizer.step()
@@ -175,13 +183,13 @@ def ends(done: subprocess.CompletedProcess) -> list[str]:
     return re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE)
 
 
-def replayed(plan: list[list[list[int]]], folder: Path) -> str:
+def replayed(plan: list[list[list[int]]], folder: Path, weighs: str = "") -> str:
     """The end of a run whose members were planned so."""
     code = compile(CONSTANTS + textwrap.dedent(PROGRAM) + textwrap.dedent(REPLAY), "replay", "exec")
 
     def end_of(rank: int, steps: list[list[list[int]]]) -> str:
         said: list[str] = []
-        given = {"slot": str(rank), "folder": folder, "faults": {}, "plan": steps}
+        given = {"slot": str(rank), "folder": folder, "faults": {}, "plan": steps, "weighs": weighs}
         exec(code, {**given, "print": lambda *words, **_: said.append(" ".join(map(str, words)))})
         return said[-1].removeprefix("end ")
 
@@ -192,11 +200,13 @@ def replayed(plan: list[list[list[int]]], folder: Path) -> str:
     return end
 
 
-def assert_as_planned(job: Job, done: subprocess.CompletedProcess, ranks: int, folder: Path) -> list[list[list[int]]]:
+def assert_as_planned(
+    job: Job, done: subprocess.CompletedProcess, ranks: int, folder: Path, weighs: str = ""
+) -> list[list[list[int]]]:
     """All ranks that came to the end have the bits of the planned run, and each sample was in one step of an epoch."""
     plan = applied(done)
     assert len(set(ends(done))) == 1 and len(ends(done)) == ranks, done.stdout + done.stderr
-    assert ends(done)[0] == replayed(plan, folder)
+    assert ends(done)[0] == replayed(plan, folder, weighs)
     drawn = sorted(index for step in plan for samples in step for index in samples)
     assert drawn == sorted([*range(SAMPLES)] * EPOCHS)
     return plan
@@ -259,6 +269,14 @@ def test_a_death_within_a_step_costs_no_step(loader: dict, job: Job, tmp_path: P
     assert [len(step) for step in plan[:6]] == [3, 3, 3, 3, 2, 2]
     assert done.stdout.count("change 3 2") == 2
     assert "WorldChangedError" not in done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weighs", ["items", "samples"])
+def test_after_a_death_a_step_weighs_what_those_count_who_are_left(weighs: str, job: Job, tmp_path: Path) -> None:
+    faults = json.dumps({"1/4/backward": KILL})
+    done = run(job, "--elastic", "-np", "1:3", *LATER, program=TRAINING, FAULTS=faults, WEIGHS=weighs)
+    assert_as_planned(job, done, 2, tmp_path, weighs)
 
 
 @pytest.mark.long  # what it costs the others is that of a death, above; test_stalls has the words
