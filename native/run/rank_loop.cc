@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <new>
+
+#include "run/signs.h"
 
 namespace ringtrain {
 namespace {
@@ -40,8 +41,6 @@ RankLoop::RankLoop(const World& world, const Books& books, Transport& transport,
   protocol_.Begin(Now(), &effects_);
   CarryOut();
 }
-
-RankLoop::~RankLoop() = default;
 
 // Nobody above a driver could take an exception: it would end the process without a word.
 template <typename Action>
@@ -223,22 +222,9 @@ void RankLoop::LookForTheDead() {
   if (now < protocol_.next_look()) return;
   const bool ran = !protocol_.aborted();
   protocol_.AwaitStateFrom(joins_from_.load(std::memory_order_relaxed));
-  protocol_.Look(now, Signs(), &effects_);
+  protocol_.Look(now, SignsNow(world_, wire_, memory_), &effects_);
   if (ran) suspicions_.Looked(protocol_, now);
   CarryOut();
-}
-
-SignsOfLife RankLoop::Signs() const {
-  SignsOfLife signs(world_.host_of.size());
-  for (int rank = 0; rank < world_.size; ++rank) signs[rank].count = wire_.arrivals(rank);
-  for (int rank : world_.my_host()) signs[rank] = SignOf(rank);
-  return signs;
-}
-
-// The end is read first: of a process that has ended it is settled whether its rank had left.
-SignOfLife RankLoop::SignOf(int rank) const {
-  const bool ended = life(rank).Died() || memory_->HasEnded(world_.local_rank_of[rank]);
-  return {life(rank).left(), ended, life(rank).beats()};
 }
 
 bool RankLoop::Tick() {
@@ -379,12 +365,8 @@ void RankLoop::GiveUpWaiting() {
 }
 
 void RankLoop::LeaveOthers() {
-  const bool under_way = executor_.busy() || point_to_point_.moving();
-  if (closed_cleanly() && !under_way) return;
-  if (under_way)
-    return Abort(
-        Status::Closed("rank " + std::to_string(world_.rank) +
-                       " called shutdown() and left with operations under way. Wait for them before shutdown()."));
+  if (executor_.busy() || point_to_point_.moving()) return Abort(protocol_.LeavesUnderWay());
+  if (closed_cleanly()) return;
   bool moved = false;
   TakeSubmissions(&moved);
   protocol_.GiveUpWaiting(Now(), &effects_);

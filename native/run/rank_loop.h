@@ -31,7 +31,6 @@ class RankLoop {
  public:
   RankLoop(const World& world, const Books& books, Transport& transport, HostMemory* memory, Residuals* residuals,
            ProcessSetTable* process_sets);
-  ~RankLoop();
 
   // Does what can be done without waiting. True if anything moved.
   bool Step();
@@ -88,8 +87,6 @@ class RankLoop {
   void AdvancePointToPoint(bool* moved);
   void CheckLongPhase();
 
-  SignsOfLife Signs() const;
-  SignOfLife SignOf(int rank) const;
   void LookForTheDead();
   bool Tick();
   void RemoveProcessSets();
@@ -110,12 +107,11 @@ class RankLoop {
   void CarryOut(rank_effect::Warn& warn) { books_.log->Warning(warn.text); }
   void CarryOut(rank_effect::Count& count);
   void CarryOut(rank_effect::ShowStacks& show);
-  void CarryOut(rank_effect::Beat&) { life(world_.rank).Beat(); }
+  void CarryOut(rank_effect::Beat&) { memory_->control().place(world_.local_rank()).life.Beat(); }
   void CarryOut(rank_effect::NoteCause& note) { protocol_.CauseNoted(NoteCause(note.cause), &effects_); }
   void CarryOut(rank_effect::Wake& wake) { memory_->doorbell(world_.local_rank_of[wake.rank]).Ring(); }
   void CarryOut(rank_effect::End& end);
   AbortNotice& notice() const { return memory_->control().abort; }
-  LifeSign& life(int rank) const { return memory_->control().place(world_.local_rank_of[rank]).life; }
 
   const World& world_;
   const Books& books_;

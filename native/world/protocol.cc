@@ -17,7 +17,11 @@ std::vector<int> RanksOf(const World& world) {
 }  // namespace
 
 Protocol::Protocol(const World& world, const Options& options, int fanout)
-    : world_(world), options_(options), fanout_(fanout), liveness_(world, options.dead_after_seconds) {}
+    : world_(world),
+      options_(options),
+      fanout_(fanout),
+      liveness_(world, options.dead_after_seconds),
+      memberships_(world) {}
 
 // ---- events ----
 
@@ -66,13 +70,12 @@ void Protocol::Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effe
 
 void Protocol::ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects) {
   if (!Fits(process_set, from, frame, effects)) return;
-  Feed(now, process_set, event::Arrived{MemberOf(process_set, from), std::move(frame)}, effects);
+  Feed(now, process_set, event::Arrived{memberships_.MemberOf(process_set, from), std::move(frame)}, effects);
 }
 
 // One that does not comes of another build, or of damaged memory: what it names lies outside of what there is here.
 bool Protocol::Fits(int process_set, int from, const Frame& frame, RankEffects* effects) {
-  const std::vector<int>& members = negotiators_.at(process_set).members();
-  if (std::binary_search(members.begin(), members.end(), from) && frame.Fits(members)) return true;
+  if (memberships_.HasMember(process_set, from) && frame.Fits(memberships_.Ranks(process_set))) return true;
   Abort(Status::Internal("a frame from rank " + std::to_string(from) + " must fit process set " +
                          std::to_string(process_set) + ", but does not. Run the same ringtrain on all ranks."),
         effects);
@@ -97,7 +100,7 @@ void Protocol::ConnectionLost(const LostPeer& lost, RankEffects* effects) {
 }
 
 void Protocol::LongPhase(Nanoseconds now, Nanoseconds duration, RankEffects* effects) {
-  for (int process_set : ProcessSets()) Feed(now, process_set, event::LongPhase{duration}, effects);
+  for (int process_set : memberships_.ids()) Feed(now, process_set, event::LongPhase{duration}, effects);
 }
 
 void Protocol::Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effects) {
@@ -109,54 +112,28 @@ void Protocol::Look(Nanoseconds now, const SignsOfLife& seen, RankEffects* effec
   SendBeats(false, effects);
   const Status verdict = liveness_.Look(now, seen);
   if (liveness_.stood_still())
-    for (int process_set : ProcessSets()) Feed(now, process_set, event::StoodStill{}, effects);
+    for (int process_set : memberships_.ids()) Feed(now, process_set, event::StoodStill{}, effects);
   if (!verdict.ok()) HearEnd(verdict, effects);
 }
 
 bool Protocol::Tick(Nanoseconds now, RankEffects* effects) {
   bool moved = false;
   if (aborted_) return moved;
-  for (int process_set : ProcessSets()) {
+  for (int process_set : memberships_.ids()) {
     Effects from;
-    negotiators_.at(process_set).OnEvent(now, event::Tick{}, &from);
+    memberships_.Find(process_set)->OnEvent(now, event::Tick{}, &from);
     moved |= !from.empty();  // control operations finish at once, and more may be ready behind them
     Follow(now, process_set, &from, effects);
   }
   return moved;
 }
 
-int Protocol::RankOf(int process_set, int member) const {
-  return negotiators_.at(process_set).members()[static_cast<size_t>(member)];
-}
-
 void Protocol::Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects) {
-  auto found = negotiators_.find(process_set);
-  if (found == negotiators_.end()) return;
+  Negotiator* const negotiator = memberships_.Find(process_set);
+  if (negotiator == nullptr) return;
   Effects from;
-  found->second.OnEvent(now, event, &from);
+  negotiator->OnEvent(now, event, &from);
   Follow(now, process_set, &from, effects);
-}
-
-bool Protocol::pending() const {
-  return std::any_of(negotiators_.begin(), negotiators_.end(),
-                     [](const auto& entry) { return entry.second.pending(); });
-}
-
-Nanoseconds Protocol::next_stall() const {
-  Nanoseconds next = kNever;
-  for (const auto& entry : negotiators_) next = std::min(next, entry.second.next_timer());
-  return next;
-}
-
-std::vector<int> Protocol::ProcessSets() const {
-  std::vector<int> process_sets;
-  for (const auto& entry : negotiators_) process_sets.push_back(entry.first);
-  return process_sets;
-}
-
-int Protocol::MemberOf(int process_set, int rank) const {
-  const std::vector<int>& members = negotiators_.at(process_set).members();
-  return static_cast<int>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
 }
 
 // ---- what follows ----
@@ -166,7 +143,8 @@ void Protocol::Follow(Nanoseconds now, int process_set, Effects* from, RankEffec
 }
 
 void Protocol::Follow(Nanoseconds, int process_set, effect::Send& send, RankEffects* effects) {
-  effects->push_back(rank_effect::Send{RankOf(process_set, send.member), std::move(send.frame), std::move(send.ahead)});
+  effects->push_back(
+      rank_effect::Send{memberships_.RankOf(process_set, send.member), std::move(send.frame), std::move(send.ahead)});
 }
 
 void Protocol::Follow(Nanoseconds now, int process_set, effect::Execute& execute, RankEffects* effects) {
@@ -183,7 +161,7 @@ void Protocol::Follow(Nanoseconds, int process_set, effect::Promise& promise, Ra
 
 void Protocol::Follow(Nanoseconds, int process_set, effect::Ring& ring, RankEffects* effects) {
   for (int member : ring.members) {
-    const int rank = RankOf(process_set, member);
+    const int rank = memberships_.RankOf(process_set, member);
     if (rank != world_.rank) effects->push_back(rank_effect::Wake{rank});
   }
 }
@@ -242,8 +220,7 @@ void Protocol::FinishControl(Nanoseconds now, int process_set, effect::Execute c
 }
 
 void Protocol::ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects) {
-  negotiators_.erase(process_set);
-  watched_.erase(process_set);
+  memberships_.Remove(process_set);
   --live_sets_;
   auto removal = removals_.extract(process_set);
   if (removal.empty()) return;
@@ -271,8 +248,7 @@ void Protocol::AddProcessSet(Nanoseconds now, int process_set, const std::vector
   options.fanout = fanout_;
   options.schedules = options_.schedule == "auto" && live_sets_ <= kMaxScheduledSets;
   for (int rank : members) options.hosts.push_back(world_.host_of[static_cast<size_t>(rank)]);
-  Negotiator& negotiator = negotiators_.emplace(process_set, std::move(options)).first->second;
-  for (int member : negotiator.members_here()) watched_[process_set].push_back(members[static_cast<size_t>(member)]);
+  memberships_.Add(process_set, std::move(options));
   auto early = early_frames_.find(process_set);
   if (early == early_frames_.end()) return;
   const std::vector<std::pair<int, Frame>> frames = std::move(early->second);
@@ -289,14 +265,7 @@ void Protocol::SayGoodbye(Nanoseconds now, RankEffects* effects) {
 }
 
 void Protocol::TellGoodbye(bool gone, RankEffects* effects) {
-  // Whoever decides for me, and everyone for whom I decide.
-  std::set<int> concerned = {lowest_rank()};
-  for (const auto& entry : negotiators_) {
-    const std::vector<int>& members = entry.second.members();
-    concerned.insert(members[0]);
-    if (members[0] == world_.rank) concerned.insert(members.begin(), members.end());
-  }
-  for (int rank : concerned) {
+  for (int rank : memberships_.Concerned()) {
     Frame goodbye;
     goodbye.type = FrameType::kGoodbye;
     goodbye.flag = gone;
@@ -305,11 +274,9 @@ void Protocol::TellGoodbye(bool gone, RankEffects* effects) {
 }
 
 void Protocol::HearGoodbye(Nanoseconds now, int rank, bool gone, RankEffects* effects) {
-  for (int process_set : ProcessSets()) {
-    const std::vector<int>& members = negotiators_.at(process_set).members();
-    if (std::binary_search(members.begin(), members.end(), rank))
-      Feed(now, process_set, event::Left{MemberOf(process_set, rank), gone}, effects);
-  }
+  for (int process_set : memberships_.ids())
+    if (memberships_.HasMember(process_set, rank))
+      Feed(now, process_set, event::Left{memberships_.MemberOf(process_set, rank), gone}, effects);
   if (gone) left_.insert(rank);
   if (world_.rank != lowest_rank() || gone) return;
   goodbyes_.insert(rank);
@@ -326,8 +293,8 @@ void Protocol::TellAllGoodbye(bool clean, RankEffects* effects) {
 void Protocol::GiveUpWaiting(Nanoseconds now, RankEffects* effects) {
   if (awaits_last_words()) return End(effects);
   Tick(now, effects);
-  for (int process_set : ProcessSets()) {
-    if (negotiators_.at(process_set).owes()) return Abort(LeavesUnderWay(), effects);
+  for (int process_set : memberships_.ids()) {
+    if (memberships_.Find(process_set)->owes()) return Abort(LeavesUnderWay(), effects);
     Feed(now, process_set, event::GivesUp{}, effects);
   }
   TellGoodbye(true, effects);
@@ -368,7 +335,7 @@ void Protocol::CauseNoted(const Status& cause, RankEffects* effects) {
     if (rank == world_.rank) continue;
     const bool here = world_.host_of[rank] == world_.host_of[world_.rank];
     if (here) effects->push_back(rank_effect::Wake{rank});
-    if (here ? !Decides(rank) : told.count(rank) == 0) continue;
+    if (here ? !memberships_.DecidesFor(rank) : told.count(rank) == 0) continue;
     Frame abort;  // behind the verdicts for that rank
     abort.type = FrameType::kAbort;
     abort.text = cause.message();
@@ -382,19 +349,14 @@ void Protocol::CauseNoted(const Status& cause, RankEffects* effects) {
 void Protocol::MailTaken(Nanoseconds now, RankEffects* effects) {
   if (!awaits_last_words()) return;
   if (end_by_ == 0) end_by_ = now + kLastWords;
-  if (now >= end_by_ || !AwaitsCoordinator()) End(effects);
+  if (now >= end_by_ || !memberships_.AwaitsVerdict(silent_)) End(effects);
 }
 
 // Of the ranks of other hosts those whom this one tells: who decides for it, for whom it decides, and a rank of each of
 // the hosts 1, 2, 4, ... further on, so that whoever has died, all others hear of it in few steps. What one rank of a
 // host has heard, the others read.
 std::set<int> Protocol::ToldOfEnd() const {
-  std::set<int> told;
-  for (const auto& entry : negotiators_) {
-    const std::vector<int>& members = entry.second.members();
-    told.insert(members[0]);
-    if (members[0] == world_.rank) told.insert(members.begin(), members.end());
-  }
+  std::set<int> told = memberships_.Concerned();
   const size_t hosts = world_.hosts.size(), mine = static_cast<size_t>(world_.host_of[world_.rank]);
   for (size_t distance = 1; distance < hosts; distance *= 2) {
     std::vector<int> ranks = world_.hosts[(mine + distance) % hosts];
@@ -404,22 +366,6 @@ std::set<int> Protocol::ToldOfEnd() const {
     if (lives != ranks.end()) told.insert(*lives);
   }
   return told;
-}
-
-// Something of a rank waits for this one's verdicts.
-bool Protocol::Decides(int rank) const {
-  return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
-    const std::vector<int>& members = entry.second.members();
-    return members[0] == world_.rank && std::binary_search(members.begin(), members.end(), rank);
-  });
-}
-
-// Something here waits for a verdict that may have been sent.
-bool Protocol::AwaitsCoordinator() const {
-  return std::any_of(negotiators_.begin(), negotiators_.end(), [&](const auto& entry) {
-    const int coordinator = entry.second.members()[0];
-    return entry.second.pending() && coordinator != world_.rank && silent_.count(coordinator) == 0;
-  });
 }
 
 // The peers have heard of it before, the submitters hear last: they may free the tensors.

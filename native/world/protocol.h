@@ -17,12 +17,12 @@
 #include <variant>
 #include <vector>
 
-#include "agree/negotiator.h"
 #include "base/clock.h"
 #include "base/options.h"
 #include "transport/promise_slot.h"
 #include "transport/world.h"
 #include "world/liveness.h"
+#include "world/memberships.h"
 
 namespace ringtrain {
 
@@ -93,7 +93,7 @@ class Protocol {
   // ---- events ----
   // The first: the world itself is a process set.
   void Begin(Nanoseconds now, RankEffects* effects);
-  bool Knows(int process_set) const { return negotiators_.count(process_set) > 0; }
+  bool Knows(int process_set) const { return memberships_.Has(process_set); }
   void Submitted(Nanoseconds now, int process_set, const Request& request, RankEffects* effects);
   void Refused(Nanoseconds now, int process_set, Refusal refusal, RankEffects* effects);
   void Arrived(Nanoseconds now, int from, Frame frame, RankEffects* effects);
@@ -103,8 +103,7 @@ class Protocol {
   // Calls what(process_set, ranks) for each set that runs by a schedule, with its ranks of this host.
   template <typename What>
   void ForEachWatched(What what) const {
-    for (const auto& [process_set, watched] : watched_)
-      if (negotiators_.at(process_set).watches()) what(process_set, watched);
+    memberships_.ForEachWatched(what);
   }
   void ProcessSetRemoved(Nanoseconds now, int process_set, RankEffects* effects);
   // The wire has lost its connection with a rank.
@@ -122,10 +121,10 @@ class Protocol {
   // followed.
   bool Tick(Nanoseconds now, RankEffects* effects);
 
-  bool pending() const;  // something of this rank
+  bool pending() const { return memberships_.pending(); }  // something of this rank
   Nanoseconds next_timer() const { return aborted_ ? next_end() : std::min(next_look(), next_stall()); }
   Nanoseconds next_look() const { return aborted_ ? looks_again_ : liveness_.next_look(); }
-  Nanoseconds next_stall() const;
+  Nanoseconds next_stall() const { return memberships_.next_timer(); }
   // How long a rank with nothing pending may sleep before it shows the others that it lives.
   Nanoseconds idle_period() const { return liveness_.idle_period(); }
   // Frames of sets that this rank does not know yet.
@@ -140,6 +139,8 @@ class Protocol {
   // This rank serves the others no longer: those who wait for it fail, and if it is the lowest nobody need wait for the
   // others either.
   void GiveUpWaiting(Nanoseconds now, RankEffects* effects);
+  // How the world ends where this rank leaves what is under way.
+  Status LeavesUnderWay() const;
   // Ends the world on all ranks with this cause, unless it has ended already, and this rank's part of it at once.
   void Abort(const Status& last, RankEffects* effects);
   // The same, but the cause came from elsewhere. It is passed on at once. What a coordinator has decided before may
@@ -155,8 +156,6 @@ class Protocol {
 
  private:
   void Feed(Nanoseconds now, int process_set, const Event& event, RankEffects* effects);
-  Status LeavesUnderWay() const;
-  int RankOf(int process_set, int member) const;
   void ArrivedIn(Nanoseconds now, int process_set, int from, Frame frame, RankEffects* effects);
   bool Fits(int process_set, int from, const Frame& frame, RankEffects* effects);
   // Turns what follows for a negotiator into what follows for this rank.
@@ -178,13 +177,9 @@ class Protocol {
   void TellAllGoodbye(bool clean, RankEffects* effects);
   void SendBeats(bool last, RankEffects* effects);
   std::set<int> ToldOfEnd() const;
-  bool Decides(int rank) const;
-  bool AwaitsCoordinator() const;
   Nanoseconds next_end() const { return awaits_last_words() ? std::min(end_by_, looks_again_) : kNever; }
   void End(RankEffects* effects);
-  std::vector<int> ProcessSets() const;
-  int MemberOf(int process_set, int rank) const;
-  const std::vector<int>& everyone() const { return negotiators_.at(0).members(); }
+  const std::vector<int>& everyone() const { return memberships_.Ranks(0); }
   int lowest_rank() const { return everyone()[0]; }
 
   const World& world_;
@@ -192,8 +187,7 @@ class Protocol {
   const int fanout_;
 
   Liveness liveness_;
-  std::map<int, Negotiator> negotiators_;                           // by process set, those this rank belongs to
-  std::map<int, std::vector<int>> watched_;                         // by process set: its ranks of this host
+  Memberships memberships_;
   int live_sets_ = 0;                                               // of all ranks
   std::map<int, std::vector<std::pair<int, Frame>>> early_frames_;  // by process set, with their senders
   int newest_process_set_ = 0;                                      // ids ascend, on every rank in the same order

@@ -48,6 +48,7 @@ PROTOCOL = [
     "agree/frame.cc",
     "agree/fusion.cc",
     "world/liveness.cc",
+    "world/memberships.cc",
     "agree/match.cc",
     "agree/negotiator.cc",
     "agree/negotiator_schedule.cc",

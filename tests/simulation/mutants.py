@@ -27,6 +27,7 @@ AGREE, WORLD = "native/agree/", "native/world/"
 NEGOTIATOR, ARBITER, UNDELIVERED = AGREE + "negotiator.cc", AGREE + "arbiter.cc", AGREE + "undelivered.cc"
 MATCH, FUSION = AGREE + "match.cc", AGREE + "fusion.cc"
 REQUEST, LIVENESS, PROTOCOL = AGREE + "request.cc", WORLD + "liveness.cc", WORLD + "protocol.cc"
+MEMBERSHIPS = WORLD + "memberships.cc"
 STALLS = AGREE + "stall_watch.cc"
 SCHEDULE, PROMISES, SCHEDULED = AGREE + "schedule.cc", AGREE + "promises.cc", AGREE + "negotiator_schedule.cc"
 MUTANTS = [
@@ -277,11 +278,16 @@ MUTANTS = [
     Mutant(
         "last words of a dead coordinator are waited for",
         PROTOCOL,
-        "now >= end_by_ || !AwaitsCoordinator()",
-        "!AwaitsCoordinator()",
+        "now >= end_by_ || !memberships_.AwaitsVerdict(silent_)",
+        "!memberships_.AwaitsVerdict(silent_)",
     ),
     Mutant("one goodbye is enough", PROTOCOL, "goodbyes_.size() == everyone().size()", "true"),
-    Mutant("only the lowest rank hears goodbyes", PROTOCOL, "    concerned.insert(members[0]);", ";"),
+    Mutant(
+        "only the lowest rank hears goodbyes",
+        MEMBERSHIPS,
+        "    concerned.insert(ranks[0]);",
+        "    if (entry.first == 0) concerned.insert(ranks[0]);",
+    ),
     Mutant("whoever gives up waiting goes on beating", PROTOCOL, "  SendBeats(true, effects);", ";"),
     # Schedules
     Mutant(

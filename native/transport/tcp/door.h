@@ -1,14 +1,11 @@
-// Door: how connections begin. It listens, calls other ranks, has both ends prove themselves (hello.h), and hands out
-// connections that are proven. Nothing that a stranger sends gets further than this file.
+// Door: how connections begin. It listens, calls other ranks (calls.h), has both ends prove themselves (hello.h), and
+// hands out connections that are proven. Nothing that a stranger sends gets further than this file.
 //
 // A thread of the transport sleeps in Wait; everything here but Call, Watch, Wake and Stop is that thread's alone. It
 // has room for some hundred that have not proven themselves, or all ranks if they are more, for five seconds each and a
 // few dozen bytes. Where there is none, those who come wait in the kernel's queue until somebody has gone, or has been
 // there for kLeastVisit: of these one loses its place, any of them, so that a flood of strangers leaves a rank a chance
 // in each try. Without descriptors they wait there, too.
-//
-// A call that fails is tried again. Refused for kPatience it is given up, and the rank lost; silent, or cut short as
-// for want of room, it is tried for as long as a world may take to start.
 #ifndef RINGTRAIN_TRANSPORT_TCP_DOOR_H_
 #define RINGTRAIN_TRANSPORT_TCP_DOOR_H_
 
@@ -20,41 +17,14 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "transport/tcp/calls.h"
 #include "transport/tcp/hello.h"
+#include "transport/tcp/plan.h"
+#include "transport/tcp/poll.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/strangers.h"
 
 namespace ringtrain {
-
-// Who this rank is, and where the others are.
-struct TcpPlan {
-  int rank = 0;
-  uint64_t epoch = 0;
-  HmacKey hello_key;
-  std::vector<std::vector<Address>> peers;  // by rank: an address for each link; its own too
-  int streams = 0;                          // data lanes for each link; 0: what the way needs (line.h)
-  std::string congestion = "auto";          // of data lanes: a name, "auto" (line.h) or "kernel"
-  double connect_seconds = 60;              // until a rank that does not answer is given up
-  double dead_after_seconds = 15;           // until the kernel gives up a connection; 0: never
-
-  int size() const { return static_cast<int>(peers.size()); }
-  int links(int to) const { return static_cast<int>(peers[static_cast<size_t>(to)].size()); }
-  // Data lanes to a rank: 1 to so many at most.
-  int lanes(int to) const { return links(to) * (streams > 0 ? streams : kMostStreams); }
-  // The link of a lane; the control lane takes the first.
-  size_t link(int to, int lane) const {
-    return lane == 0 ? 0 : static_cast<size_t>(lane - 1) % peers[static_cast<size_t>(to)].size();
-  }
-  // "10.0.0.2:4711 (rank 3)"
-  std::string Name(int peer, int lane = 0) const;
-};
-
-// A connection of which both ends are proven. Records travel from the rank that called to the one that answered.
-struct Connection {
-  Socket socket;
-  Claim claim;
-  HmacKey record_key;
-};
 
 class Door {
  public:
@@ -63,10 +33,8 @@ class Door {
   static constexpr Nanoseconds kLeastVisit = INT64_C(100000000);
 
   // Who is told; on the thread.
-  class Owner {
+  class Owner : public Calls::Owner {
    public:
-    virtual void Opened(Connection connection) = 0;
-    virtual void Unreachable(int peer, std::string cause) = 0;
     virtual void Notice(std::string line) = 0;  // for the log, see strangers.h
 
    protected:
@@ -90,13 +58,11 @@ class Door {
 
  private:
   struct Visitor;
-  struct Outgoing;
-  enum class Source : uint32_t { kWake, kWatched, kListener, kVisitor, kCall };
+  using Source = Poll::Source;
 
-  bool Register(int descriptor, uint32_t events, Source source, uint32_t number, int operation);
   int NextTimeout() const;
   void ServeDeadlines();
-  void TakeCalls();
+  void TakeWanted();
 
   void Accept(const Socket& listener);
   void MakeRoom();
@@ -111,25 +77,17 @@ class Door {
   void SeeOff(std::list<Visitor>::iterator visitor);
   void TellOfStrangers(bool last);
 
-  void Try(Outgoing* call);
-  void ServeCall(uint32_t number);
-  void HearAnswer(Outgoing* call);
-  void Failed(Outgoing* call, int error);
-  void Refused(Outgoing* call, std::string cause);
-  void TryLater(Outgoing* call, std::string cause);
-  void GiveUp(Outgoing* call);
-  void Forget(uint32_t number);
-
   const TcpPlan& plan_;
   const std::vector<Socket> listeners_;
   Owner* const owner_;
-  Socket events_, wake_;  // epoll, eventfd
+  Poll poll_;
+  Socket wake_;  // an eventfd
   int watched_ = -1;
   std::atomic<bool> stop_{false};
 
   std::list<Visitor> visitors_;  // oldest first
   size_t room_ = kVisitors;
-  std::list<Outgoing> calls_;
+  Calls calls_;
   uint32_t next_number_ = 0;
   Nanoseconds listen_again_ = kNever;  // without room, descriptors or memory nobody is let in
   bool is_full_ = false, has_rested_ = false;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "transport/tcp/door.h"
+#include "transport/tcp/plan.h"
 #include "transport/tcp/exchange.h"
 
 namespace ringtrain {

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "transport/tcp/arrivals.h"
-#include "transport/tcp/door.h"
+#include "transport/tcp/plan.h"
 #include "transport/tcp/lane.h"
 #include "transport/tcp/line.h"
 

@@ -315,17 +315,10 @@ class SynchronousMode(AroundSteps):
         if of_sums and self.settings.op != PerItem:
             super().count(items, of_sums)
         if not of_sums:
-            check_needs(["count_samples"], self._cannot_weigh(), "count_samples")
+            how = self.settings
+            cannot = {"sum": how.op == Sum, "per item": how.op == PerItem, "powersgd": how.powersgd is not None}
+            check_needs(["count_samples"], {**cannot, "sharded embedding": self._has_rows}, "count_samples")
         self._exchange.count(items)
-
-    def _cannot_weigh(self) -> dict[str, bool]:
-        """Traits of ``needs`` with which an average has no weights."""
-        return {
-            "sum": self.settings.op == Sum,
-            "per item": self.settings.op == PerItem,
-            "powersgd": self.settings.powersgd is not None,
-            "sharded embedding": self._has_rows,
-        }
 
     def silence(self) -> AbstractContextManager[None]:
         """A block of passes that only add to the gradients of this rank."""
