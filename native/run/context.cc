@@ -59,6 +59,14 @@ Context::~Context() {
 
 // ---- operations ----
 
+// A refusal as all ranks hear it, who have not made the mistake.
+static Status FoundOn(int rank, const Status& refusal) {
+  const std::string named = "rank " + std::to_string(rank);
+  const std::string& said = refusal.message();
+  if (said.find(named + " could not") != std::string::npos) return refusal;
+  return Status(refusal.code(), said + " Found on " + named + ".");
+}
+
 Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
   RT_TRY(table_.closed());
   const Request& request = submission->request;
@@ -66,8 +74,9 @@ Status Context::Submit(std::shared_ptr<Submission> submission, const std::string
   const std::vector<int> members = epoch_.process_sets().Members(process_set);
   RT_TRY(CheckMembership(*submission, members, world().rank));
   const Admission admission(options_, world().rank, &epoch_.process_sets(), &table_, &devices_);
-  const Status status = refusal.empty() ? admission.Admit(members, submission.get()) : Status::InvalidArgument(refusal);
+  Status status = refusal.empty() ? admission.Admit(members, submission.get()) : Status::InvalidArgument(refusal);
   if (!status.ok()) {
+    if (members.size() > 1) status = FoundOn(world().rank, status);
     if (!PointToPoint::Takes(request)) {
       table_.AddRefusal(process_set, {request.name, status.code(), status.message()});
       driver_.OnNews(false, true, 0);

@@ -222,7 +222,8 @@ def unequal_parameters(
     return (
         f"step '{optimizer}': parameter '{names[place]}' must be the same on all ranks, but "
         f"{checks.sides(rows[:, 1 + place], rows[:, 0])}{by}.{more} Usual causes: no broadcast at the start; a layer that its "
-        "first batch makes, or whose seed is not that of the others; an assignment on one rank; a hook of another library. "
+        "first batch makes, or whose seed is not that of the others; an assignment on one rank; a hook of another library; "
+        "gradients that are clipped where a rank had no backward pass, which needs synchronize() before. "
         f'Call {called.broadcast} on all ranks, from one that is right, or give {called.wrapper} a mode with replicas="differ".'
     )
 

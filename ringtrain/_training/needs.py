@@ -176,7 +176,7 @@ def check_needs(columns: Iterable[str], given: Mapping[str, object], owner: str 
 
     Args:
         columns: of ``NEEDS``: the mode, and what else is an algorithm of its own.
-        given: traits, by key of ``TRAITS``, and whether a script has them.
+        given: traits, by key of ``TRAITS``, and whether a script has them, or the name of what has.
         owner: who speaks.
 
     Raises:
@@ -185,10 +185,12 @@ def check_needs(columns: Iterable[str], given: Mapping[str, object], owner: str 
     """
     for column in columns:
         for key, why in NEEDS[column].items():
-            if given.get(key):
+            found = given.get(key)
+            if found:
                 trait = TRAITS[key]
                 kind = InvalidArgumentError if trait.is_argument else UnsupportedError
-                raise kind(f"{owner}: {column} cannot be used with {trait.words}: {why}. Leave one of them out.")
+                named = f" ({found})" if isinstance(found, str) else ""
+                raise kind(f"{owner}: {column} cannot be used with {trait.words}{named}: {why}. Leave one of them out.")
 
 
 def table() -> str:

@@ -36,10 +36,12 @@ def clip_grad_norm_(
         The norm before, the same on all ranks; float64, a scalar.
 
     Raises:
-        InvalidArgumentError: the norm is not finite, and that was to be said.
+        InvalidArgumentError: the norm is not finite, and that was to be said; or ``norm_type`` is not above 0.
     """
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     p = float(norm_type)
+    if not p > 0:
+        raise InvalidArgumentError(f"clip_grad_norm_: norm_type must be above 0, or inf, but is {norm_type!r}.")
     dense = [_power(each, p) for each in given if not is_shard(each) and each.grad is not None]
     total = _combined(dense, p)
     for process_set, shards in _by_set(given):

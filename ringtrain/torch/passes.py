@@ -44,6 +44,7 @@ class Passes:
         self.silent = False
         self.items: int | None = None
         self.reduced_items: int | None = None
+        self._are_given_up = False  # whether gradients were set to zero since the items were said, and no pass has come
         self._first = 1  # number of the step's first pass
         # by parameter
         self._counts: list[int] = []
@@ -72,6 +73,7 @@ class Passes:
 
     def enter(self) -> PassPart:
         """The part of the pass that the hook runs in which calls this."""
+        self._are_given_up = False
         return self._pass.enter()
 
     @property
@@ -125,8 +127,9 @@ class Passes:
         self._versions[index] = gradient._version
 
     def count_items(self, items: int) -> None:
-        """The loss of the next pass is the sum of so many more."""
-        self.items = items + (self.items or 0)
+        """The loss of the next pass is the sum of so many more; of one that was given up before it, nothing is left."""
+        self.items = items + (0 if self._are_given_up else self.items or 0)
+        self._are_given_up = False
 
     def close_step(self) -> None:
         """All gradients of the step are settled, and whether it is used or skipped its passes and items are over."""
@@ -148,6 +151,7 @@ class Passes:
         """Starts anew, without what was begun; but with the items of passes that are still to come."""
         if any(self._counts):
             self.items = None
+        self._are_given_up = self.items is not None
         self._counts = [0] * len(self._counts)
         self._forget_pass()
 

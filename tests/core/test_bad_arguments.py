@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from refusals import said_alike
 from worlds import World
 
 import ringtrain as rt
@@ -237,7 +238,7 @@ def test_wrong_names(pair, operation):
     """All ranks give it: a rank that alone has another name is one that left the operation out."""
     for what, make, words in NO_NAMES:
         texts = pair.run(lambda rank, name=make: outcome(call, operation, name()))
-        assert texts[0] is not None and texts[0] == texts[1] and words in texts[0], (what, texts)
+        assert texts[0] is not None and said_alike(texts) and words in texts[0], (what, texts)
         pair.run(lambda rank: call(operation, "x"))
 
 
@@ -291,7 +292,7 @@ def test_the_largest_text_is_cut(pair):
             raise ValueError("ä" * 10_000_000)
 
     texts = pair.run(lambda rank: outcome(rt.allreduce, Wordy() if rank == 0 else ones(), "x"))
-    assert texts[0] == texts[1] and texts[0].endswith("ää...") and len(texts[0].encode()) <= 4000
+    assert texts[0] == texts[1] and texts[0].endswith("ää... Found on rank 0.") and len(texts[0].encode()) <= 4022
 
 
 @pytest.mark.parametrize("name", ["one\ntwo", "one\u2028two", "one\x1ctwo|three", 'tab\tquote"backslash\\'])

@@ -7,6 +7,7 @@ words.
 import pytest
 import torch
 from modes import in_mode
+from refusals import said_alike
 from test_bad_arguments import MOST_SECONDS, Raises, outcome
 from torch._subclasses.fake_tensor import FakeTensorMode
 from worlds import World
@@ -173,7 +174,7 @@ def test_what_means_something_elsewhere_is_refused(pair, arguments, operations, 
     for operation in operations:
         call = OPERATIONS[operation]
         said = pair.run(lambda rank, call=call: outcome(lambda: call(ones(), name="x", **arguments)))
-        assert said[0] is not None and words in said[0] and said[0] == said[1], (operation, said)
+        assert said[0] is not None and words in said[0] and said_alike(said), (operation, said)
     if "average" not in arguments:
         with pytest.raises(ValueError, match=words.split(" one of")[0]):
             hvd.DistributedOptimizer(torch.optim.SGD([ones().requires_grad_()], lr=1.0), **in_mode(arguments))
@@ -182,4 +183,4 @@ def test_what_means_something_elsewhere_is_refused(pair, arguments, operations, 
 def test_a_flag_is_no_root(pair):
     for operation in (hvd.broadcast, hvd.broadcast_):
         said = pair.run(lambda rank, call=operation: outcome(lambda: call(ones(), root_rank=True, name="x")))
-        assert said[0] is not None and "root_rank must be an integer, but is True" in said[0] and said[0] == said[1]
+        assert said[0] is not None and "root_rank must be an integer, but is True" in said[0] and said_alike(said)

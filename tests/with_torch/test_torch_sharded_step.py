@@ -500,6 +500,38 @@ def test_a_module_on_another_thread_and_what_was_kept_after_flush():
         assert world.run(on_rank) == [True, True]
 
 
+def test_what_is_written_while_values_are_on_their_way_is_told():
+    def on_rank(rank):
+        model, optimizer = wrapped(OPTIMIZERS["SGD"])
+        kept = list(model.parameters())
+        train(rank, model, optimizer, range(2))
+        optimizer.flush()
+        with torch.no_grad():
+            for each in kept:
+                each.clamp_(-0.5, 0.5)
+        train(rank, model, optimizer, [2])
+        with torch.no_grad():
+            kept[0].clamp_(-0.5, 0.5)
+        with pytest.raises(
+            InvalidArgumentError, match=r"'optimizer.0.0.weight': .*found it written .* Call optimizer.flush\(\) before"
+        ):
+            train(rank, model, optimizer, [3])
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
+@pytest.mark.parametrize("to", [2, -1, "x"], ids=str)
+def test_state_is_put_together_on_a_rank_that_there_is(to):
+    def on_rank(rank):
+        _, optimizer = wrapped(OPTIMIZERS["SGD"])
+        with pytest.raises(InvalidArgumentError, match=f"to must be a rank .* ranks 0, 1, or None, but is {to!r}"):
+            optimizer.consolidate_state_dict(to=to)
+
+    with World(2) as world:
+        world.run(on_rank)
+
+
 def test_a_module_waits_for_its_own_values_alone():
     def on_rank(rank):
         model, optimizer = wrapped(OPTIMIZERS["SGD"])

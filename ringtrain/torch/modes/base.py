@@ -54,7 +54,7 @@ class OptimizerMode:
         return False
 
     @staticmethod
-    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, bool]:
+    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, object]:
         """What it asks of an optimizer of that class, by keys of ``needs.TRAITS``."""
         return {}
 

@@ -16,6 +16,8 @@ from functools import partial
 import torch
 
 from ringtrain._binding import log
+from ringtrain._runtime.process_sets import ranks_of
+from ringtrain._training.adapter.checks import named_ranks
 from ringtrain._training.drift import Replica
 from ringtrain._training.needs import check_needs
 from ringtrain._training.shares import bucketed
@@ -67,11 +69,11 @@ class ShardedStepMode(SynchronousMode):
         return cls(wrapping.user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
 
     @staticmethod
-    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, bool]:
+    def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, object]:
         """Traits of ``needs`` of an optimizer whose parameters are to be shared out."""
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return {
-            "not elementwise": user_class not in ELEMENTWISE,
+            "not elementwise": user_class not in ELEMENTWISE and user_class.__name__,
             "differentiable": any(group.get("differentiable") for group in optimizer.param_groups),
             "device": not all(
                 each.is_cpu and each.is_floating_point() and each.layout is torch.strided for each in trained
@@ -174,7 +176,7 @@ class ShardedStepMode(SynchronousMode):
         try:
             for bucket in due:
                 self._step_with(optimizer, bucket.read())
-                self._arrivals.expect(bucket.parameters, partial(_take, self._sender.submit(bucket.exchange_values)))
+                self._arrivals.expect(bucket.members, partial(_take, self._sender.submit(bucket.exchange_values)))
             trained = [parameter for bucket in self._buckets for parameter in bucket.parameters]
             for parameter in trained:
                 if parameter not in awaited:
@@ -241,6 +243,11 @@ class ShardedStepMode(SynchronousMode):
 
     def gather_state(self, to: int | None) -> None:
         """Puts the shares together on one rank, or on all with None."""
+        members = ranks_of(self.context, self.settings.session.process_set_id) or []
+        if to is not None and to not in members:
+            raise InvalidArgumentError(
+                f"consolidate_state_dict: to must be a rank of the process set, which has {named_ranks(members)}, or None, but is {to!r}."
+            )
         self._state.consolidate(to)
 
     def sharded_state(self, optimizer: torch.optim.Optimizer) -> State:

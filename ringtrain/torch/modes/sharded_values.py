@@ -13,6 +13,9 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import torch
 
+from ringtrain.errors import InvalidArgumentError
+from ringtrain.torch.gradients import Member
+
 _Parameter: TypeAlias = torch.nn.Parameter | None  # as a module may register one
 _Found = TypeVar("_Found")
 
@@ -27,6 +30,7 @@ class Arrivals:
     def __init__(self, model: torch.nn.Module | None):
         self.model = model
         self._takes: dict[torch.Tensor, Callable[[], None]] = {}  # by parameter, in the order of the sending
+        self._versions: dict[torch.Tensor, tuple[int, str]] = {}  # of each when its values were sent, and its name
         self._plain: list[tuple[torch.nn.Module, dict[str, _Parameter]]] = []
         self._lock = threading.RLock()
         self._hook: torch.utils.hooks.RemovableHandle | None = None
@@ -50,11 +54,13 @@ class Arrivals:
         self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
         return awaited - kept
 
-    def expect(self, parameters: Iterable[torch.Tensor], take: Callable[[], None]) -> None:
+    def expect(self, members: Iterable[Member], take: Callable[[], None]) -> None:
         """From now on, who reads one of these calls ``take`` before, which waits and puts the values there."""
-        for parameter in parameters:
+        for member in members:
+            parameter = member.parameter
             torch.autograd.graph.increment_version(parameter)  # a graph that has saved it is of the values before
             self._takes[parameter] = take
+            self._versions[parameter] = parameter._version, member.name
 
     def wait_for(self, parameter: object) -> None:
         """Takes the values of a parameter, if they are under way."""
@@ -63,11 +69,26 @@ class Arrivals:
         with self._lock:
             take = self._takes.get(parameter)
             if take is not None:
+                arriving = [each for each, of in self._takes.items() if of is take]
+                self._require_unwritten(arriving)
                 take()  # if it fails, so does every use from now on
-                for each in [each for each, of in self._takes.items() if of is take]:
-                    del self._takes[each]
+                for each in arriving:
+                    del self._takes[each], self._versions[each]
                 if not self._takes:
                     self._leave()
+
+    def _require_unwritten(self, arriving: Iterable[torch.Tensor]) -> None:
+        for parameter in arriving:
+            version, name = self._versions[parameter]
+            if parameter._version != version:
+                self._versions[parameter] = (
+                    parameter._version,
+                    name,
+                )  # told once; who catches it goes on with the new values
+                raise InvalidArgumentError(
+                    f"parameter '{name}': expected the values of the last step, which were still on their way, but found it written "
+                    "meanwhile by a reference that was kept. Call optimizer.flush() before, or take it from the model."
+                )
 
     def wait_for_all(self) -> None:
         """Takes everything that is under way."""
@@ -78,6 +99,7 @@ class Arrivals:
     def give_up(self) -> None:
         """What is under way will not come, and nobody is to be told any more."""
         self._takes.clear()
+        self._versions.clear()
         self._leave()
 
     def _before_module(self, module: torch.nn.Module, _: tuple) -> None:
