@@ -18,14 +18,17 @@ namespace {
 bool Exchanges(const Request& request) { return Find(request.operation)->layout == Layout::kExchange; }
 
 // By a power of two, which is exact, the weights become at most 1: a sum of 16-bit floats overflows no sooner than
-// without. Sums of items are added as they are.
+// without. Sums of items are added as they are, but for those that travel as float16, whose range means fit into.
 void Weigh(const std::vector<int64_t>& weights, Batch* batch) {
+  int exponent;
   if (Find(batch->reduction)->finish == Finish::kDivideByWeights) {
     const int64_t items = std::accumulate(weights.begin(), weights.end(), int64_t{0});
     batch->scaling.divisor = static_cast<double>(std::max<int64_t>(items, 1));
+    if (batch->codec->Wire(batch->dtype) != DType::kFloat16) return;
+    batch->scaling.divisor = std::frexp(batch->scaling.divisor, &exponent);
+    batch->scaling.prescale = std::ldexp(batch->scaling.prescale, -exponent);
     return;
   }
-  int exponent;
   std::frexp(static_cast<double>(*std::max_element(weights.begin(), weights.end())), &exponent);
   for (int64_t weight : weights) batch->weights.push_back(std::ldexp(static_cast<double>(weight), -exponent));
   batch->scaling.divisor = std::accumulate(batch->weights.begin(), batch->weights.end(), 0.0);

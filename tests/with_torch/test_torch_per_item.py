@@ -163,6 +163,24 @@ def test_sparse_gradients_are_means_over_items():
         assert world.run(rows) == [[1 - 1 / 5, 1 - 4 / 5]] * 2
 
 
+@pytest.mark.parametrize("layout", [None, "1+1"], ids=str)
+@pytest.mark.parametrize("compression", [hvd.Compression.fp16, hvd.Compression.bf16], ids=["fp16", "bf16"])
+def test_sums_over_many_items_have_room_in_16_bits(compression, layout):
+    def step(rank):
+        weight = nn.Parameter(torch.zeros(8))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem, compression=compression)
+        items = 90_000 + 20_000 * rank
+        for _ in range(2):
+            optimizer.zero_grad()
+            optimizer.count(items)
+            (weight * items).sum().backward()
+            optimizer.step()
+        return weight.tolist()
+
+    with World(2, layout) as world:
+        assert world.run(step) == [pytest.approx([-2.0] * 8, rel=1e-2)] * 2
+
+
 MODES = {
     "Synchronous": hvd.Synchronous,
     "ShardedStep": hvd.ShardedStep,
