@@ -7,6 +7,7 @@ In an elastic job whose steps survive sets go on in the next world (``ringtrain.
 those of the script's beginning without a word to the others, and takes theirs over.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,8 +55,8 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         if self.mpi_comm is None:
             try:
-                self.ranks = sorted(int(rank) for rank in ranks_or_comm)
-            except (TypeError, ValueError):
+                self.ranks = sorted(operator.index(rank) for rank in ranks_or_comm)
+            except TypeError:
                 raise InvalidArgumentError(
                     f"ProcessSet: expected a sequence of ranks but found {ranks_or_comm!r}."
                 ) from None

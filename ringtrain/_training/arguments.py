@@ -3,6 +3,7 @@
 Optimizers, tapes and reductions call these with what the user gave, before anything is submitted.
 """
 
+import math
 import warnings
 from collections.abc import Mapping
 from numbers import Integral
@@ -10,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ringtrain._runtime.arguments import check_least, check_reduction, integer, is_reduction
+from ringtrain._runtime.arguments import check_least, check_reduction, integer, is_reduction, number
 from ringtrain._runtime.operations import Average, Compression, Sum
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import checked_mode
@@ -56,12 +57,15 @@ def check_scaling(owner: str, op: int, predivide: float, others: Mapping[str, in
     """
     allowed = {Average: "Average", Sum: "Sum", **{each: name for name, each in others.items()}}
     if not is_reduction(op) or op not in allowed:
-        *first, last = (f"{name} ({number})" for number, name in allowed.items())
+        *first, last = (f"{name} ({identity})" for identity, name in allowed.items())
         raise InvalidArgumentError(f"{owner}: op must be {', '.join(first)} or {last}, but is {op!r}.")
+    predivide = number(f"{owner}: gradient_predivide_factor", predivide)
     if predivide != 1.0 and op != Average:
         raise InvalidArgumentError(f"{owner}: gradient_predivide_factor needs op=Average, but op is {allowed[op]}.")
-    if not predivide > 0:
-        raise InvalidArgumentError(f"{owner}: gradient_predivide_factor must be above 0, but is {predivide!r}.")
+    if not 0 < predivide < math.inf:
+        raise InvalidArgumentError(
+            f"{owner}: gradient_predivide_factor must be above 0 and finite, but is {predivide!r}."
+        )
 
 
 def checked_items(items: object) -> int:
@@ -83,7 +87,7 @@ def check_compressor(compression: object) -> None:
 
 def check_passes(passes: object, owner: str = "DistributedOptimizer") -> None:
     """Raises InvalidArgumentError unless ``backward_passes_per_step`` is a whole number of at least 1."""
-    if not isinstance(passes, int) or passes < 1:
+    if integer(f"{owner}: backward_passes_per_step", passes) < 1:
         raise InvalidArgumentError(f"{owner}: backward_passes_per_step must be at least 1, but is {passes!r}.")
 
 
@@ -138,11 +142,11 @@ def given_groups(owner: str, num_groups: int, groups: object, member: str, stack
     if not (isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)):
         raise InvalidArgumentError(f"{owner}: groups must be an int or lists of {member}s, but is {groups!r}.")
     seen: set[int] = set()  # by identity: Keras' variables have no hash of their own
-    for number, group in enumerate(groups):
+    for place, group in enumerate(groups):
         for each in group:
             if id(each) in seen:
                 raise InvalidArgumentError(
-                    f"{owner}: groups must hold each {member} once, but group {number} holds one twice."
+                    f"{owner}: groups must hold each {member} once, but group {place} holds one twice."
                 )
             seen.add(id(each))
     return [list(group) for group in groups if group]

@@ -156,6 +156,13 @@ def _agreed_names(variables: Sequence[Variable], process_set: ProcessSet) -> lis
                 f"{_text(first[place])} on rank {members_of(process_set)[0]} and {_text(theirs[place])} "
                 f"('{their_names[place]}') on rank {rank}. Make the same model and optimizer everywhere."
             )
+    for rank, (_, their_names) in zip(members_of(process_set), everyone, strict=True):
+        if their_names != first_names and sorted(their_names) == sorted(first_names):
+            place = next(place for place, name in enumerate(first_names) if name != their_names[place])
+            raise MismatchError(
+                f"broadcast_variables '{first_names[place]}': variables must be in the same order on all ranks, but number {place} is "
+                f"'{their_names[place]}' on rank {rank}. Pass model.variables everywhere."
+            )
     require_alike(demand, [len(theirs) for theirs, _ in everyone], process_set, advice)
     return first_names
 

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current, is_initialized
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
@@ -44,6 +45,7 @@ def broadcast_buffers(
     """
     identity = id_of(process_set)
     name = f"broadcast_buffers.{next_number(current(), identity, 'broadcast_buffers')}"
+    check_kind("broadcast_buffers: model must be a torch.nn.Module", model, torch.nn.Module)
     _broadcast(model, name, root_rank, process_set)
     if not every_forward:
         return None

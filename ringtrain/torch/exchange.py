@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ringtrain._binding import log
+from ringtrain._binding import log, tables
 from ringtrain._runtime import ranges
+from ringtrain._runtime.arguments import constant_of
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import PerItem
 from ringtrain._training import residuals
@@ -271,7 +272,8 @@ class Exchange:
         return self.settings.averages and self.passes.divisor == 1 and self._beginning is None
 
     def _again(self, member: Member) -> str:
-        setting = "average_aggregated_gradients" if self.settings.averages else "op=Sum"
+        op = constant_of(tables.REDUCTION_BY_ID[self.settings.op])
+        setting = "average_aggregated_gradients" if self.settings.averages else f"op={op}"
         setting = setting if self._beginning is None else "PowerSGD"
         return (
             f"backward '{member.name}': expected step() or zero_grad() after synchronize() but found a backward pass, whose "

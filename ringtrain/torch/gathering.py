@@ -26,7 +26,9 @@ def gather_with_gradient(
     Returns:
         The rows of all ranks, in rank order.
     """
-    return allgather(_MultipliedGradient.apply(tensor, size_of(process_set)), name, process_set)
+    if isinstance(tensor, torch.Tensor):  # allgather has the words for what is none
+        tensor = _MultipliedGradient.apply(tensor, size_of(process_set))
+    return allgather(tensor, name, process_set)
 
 
 class _MultipliedGradient(torch.autograd.Function):

@@ -103,7 +103,7 @@ def DistributedOptimizer(
     """
     mode = checked_mode(mode)
     refuse_wrapped_optimizer(optimizer)
-    _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
+    _check_arguments(optimizer, process_set, backward_passes_per_step, op, gradient_predivide_factor)
     powersgd, compressor = (compression, Compression.none) if isinstance(compression, PowerSGD) else (None, compression)
     check_compressor(compressor)
     known = parameters.known_names(named_parameters)
@@ -144,7 +144,7 @@ def _kind_of(mode: Mode, op: int) -> type[OptimizerMode]:
 def _mode_of(optimizer: torch.optim.Optimizer, wrapping: Wrapping, kind: type[OptimizerMode]) -> OptimizerMode:
     """The mode, made for this optimizer; that of a rank without others where the mode has nothing to do."""
     process_set = wrapping.process_set
-    works_alone = kind.works_alone(wrapping.mode) or wrapping.op == PerItem
+    works_alone = kind.works_alone(wrapping.mode) or wrapping.op == PerItem or wrapping.averages_passes
     in_one = process_set.size() == 1 and membership.current() is None and not works_alone
     return Alone(kind) if not process_set.included() or in_one else kind.of(optimizer, wrapping)
 
@@ -347,13 +347,13 @@ class _Distributed(_Optimizer):
             its shape, and this rank's elements alone; the others are whole.
 
         Raises:
-            InvalidArgumentError: in another mode, or a world of one, where each rank has all of the state.
+            InvalidArgumentError: in another mode, where each rank has all of the state.
         """
         state = self._mode.sharded_state(self)
         if state is None:
             raise InvalidArgumentError(
-                "sharded_state_dict: the optimizer must have mode=ShardedStep(...), and ranks to share its state with, but each rank "
-                "has all of it. Use torch.distributed.checkpoint.state_dict.get_optimizer_state_dict()."
+                "sharded_state_dict: the optimizer must have mode=ShardedStep(...), but each rank has all of its state. Use "
+                "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict()."
             )
         return state
 
@@ -428,8 +428,11 @@ def _make_distributed(optimizer: torch.optim.Optimizer) -> None:
 # ---- arguments ----
 
 
-def _check_arguments(optimizer: torch.optim.Optimizer, passes: int, op: int, predivide: float) -> None:
+def _check_arguments(
+    optimizer: torch.optim.Optimizer, process_set: ProcessSet, passes: int, op: int, predivide: float
+) -> None:
     check_kind("DistributedOptimizer: the optimizer must be a torch.optim.Optimizer", optimizer, torch.optim.Optimizer)
+    check_kind("DistributedOptimizer: process_set must be a ringtrain.ProcessSet", process_set, ProcessSet)
     check_passes(passes)
     check_scaling("DistributedOptimizer", op, predivide, others={"Adasum": Adasum, "PerItem": PerItem})
 

@@ -13,6 +13,7 @@ import torch
 from ringtrain._runtime.arguments import check_among, integer
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, place_in, size_of
 from ringtrain._training import sharding
+from ringtrain.errors import InvalidArgumentError
 
 
 class DistributedSampler(torch.utils.data.Sampler[int]):
@@ -89,6 +90,10 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
             samples: samples that this rank has trained on in this iteration, if a loader with workers has asked for
                 more ahead of time; None for those it has asked for.
         """
+        if samples is not None:
+            most = len(range(self._start + self._rank, self._end(self._start), self._size))
+            demand = f"state_dict: samples must be in [0, {most}], those of this rank in the iteration"
+            check_among(demand, integer("state_dict: samples", samples), range(most + 1))
         read = self._read if samples is None else self._start + samples * self._size
         return {"epoch": self.epoch, "read": read, "seed": self._seed, "count": self._count}
 
@@ -98,6 +103,11 @@ class DistributedSampler(torch.utils.data.Sampler[int]):
         Raises:
             InvalidArgumentError: the state is of another data set or seed, so the place would mean other samples.
         """
+        missing = [name for name in ("epoch", "read", "seed", "count") if name not in state]
+        if missing:
+            raise InvalidArgumentError(
+                f"load_state_dict: the state must be that of a sampler, but lacks {', '.join(missing)}. Give what state_dict() returned."
+            )
         for name, mine in (("count", self._count), ("seed", self._seed)):
             demand = f"load_state_dict: {name} must be that of the saved run, {state[name]}"
             check_among(demand, mine, [state[name]], "Make the sampler as that run did")

@@ -254,7 +254,8 @@ def test_names_that_differ_behind_a_nul_are_not_added_up(pair):
 ADDED = [
     ("nothing", lambda: None), ("a number", lambda: 5), ("texts", lambda: ["a"]), ("no ranks", list), ("a rank twice", lambda: [0, 0]),
     ("a rank too high", lambda: [0, 2]), ("a negative rank", lambda: [-1, 0]), ("beyond int64", lambda: [1 << 70]),
-    ("another set", lambda: [0]), ("a registered one", gone), ("one that raises", Raises),
+    ("a fraction", lambda: [0.5]), ("digits", lambda: "01"), ("another set", lambda: [0]), ("a registered one", gone),
+    ("one that raises", Raises),
 ]  # fmt: skip
 REMOVED = [("nothing", lambda: None), ("a number", lambda: 1), ("one that is not there", gone)]
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import ringtrain as rt
 import ringtrain.keras
 import ringtrain.tensorflow.keras
+from ringtrain.errors import MismatchError
 from ringtrain.testing import World
 
 BOTH = {"keras": ringtrain.keras, "tensorflow.keras": ringtrain.tensorflow.keras}
@@ -165,3 +166,15 @@ def test_names_that_pages_and_public_programs_use():
 
     assert {module.SyncBatchNormalization for module in BOTH.values()} == {tensorflow.SyncBatchNormalization}
     assert (NoneCompressor, FP16Compressor) == (tensorflow.Compression.none, tensorflow.Compression.fp16)
+
+
+def test_variables_in_another_order_on_a_rank_are_told():
+    def on_rank(rank):
+        first, second = (keras.Variable([float(number)], name=name) for number, name in enumerate("ab"))
+        ringtrain.keras.broadcast_variables([first, second] if rank == 0 else [second, first], root_rank=0)
+
+    with (
+        World(2) as world,
+        pytest.raises(MismatchError, match="same order on all ranks, but number 0 is 'b' on rank 1"),
+    ):
+        world.run(on_rank)

@@ -180,6 +180,37 @@ def test_what_means_something_elsewhere_is_refused(pair, arguments, operations, 
             hvd.DistributedOptimizer(torch.optim.SGD([ones().requires_grad_()], lr=1.0), **in_mode(arguments))
 
 
+WRAPPED = [
+    ({"gradient_predivide_factor": "x"}, "gradient_predivide_factor must be a number, but is 'x'"),
+    ({"gradient_predivide_factor": float("inf")}, "gradient_predivide_factor must be above 0 and finite, but is inf"),
+    ({"process_set": 3}, "process_set must be a ringtrain.ProcessSet, but is a int"),
+    ({"backward_passes_per_step": 1.5}, "backward_passes_per_step must be an integer, but is 1.5"),
+    ({"mode": hvd.ShardedStep(3)}, "ShardedStep: model must be a torch.nn.Module, or None, but is a int"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", WRAPPED)
+def test_what_an_optimizer_cannot_be_given_is_told(pair, arguments, words):
+    def wrapped(rank):
+        return outcome(
+            lambda: hvd.DistributedOptimizer(torch.optim.SGD([ones().requires_grad_()], lr=1.0), **arguments)
+        )
+
+    assert all(words in said for said in pair.run(wrapped))
+
+
+def test_a_sampler_is_at_places_that_there_are(pair):
+    def on_rank(rank):
+        sampler = hvd.DistributedSampler(range(8))
+        return [outcome(lambda n=n: sampler.state_dict(samples=n)) for n in (-1, 5, 1.0)] + [
+            outcome(lambda: sampler.load_state_dict({"epoch": 0}))
+        ]
+
+    for said in pair.run(on_rank):
+        assert all("state_dict: samples must be" in each for each in said[:3])
+        assert "lacks read, seed, count" in said[3]
+
+
 def test_a_flag_is_no_root(pair):
     for operation in (hvd.broadcast, hvd.broadcast_):
         said = pair.run(lambda rank, call=operation: outcome(lambda: call(ones(), root_rank=True, name="x")))

@@ -15,6 +15,7 @@ from torch_models import assert_same_bits
 import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain._runtime.context import Context, current
+from ringtrain.testing import World
 from ringtrain.torch import backward, bucketing, exchange
 from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.exchange import Exchange
@@ -487,6 +488,27 @@ def test_average_over_the_step(world, passes):
         assert_equal(model, expected, rounding)
 
     world.run(on_rank)
+
+
+@pytest.mark.parametrize("mode", [hvd.Synchronous, hvd.ShardedStep, hvd.OneStepLate], ids=str)
+def test_average_over_the_step_of_one_rank(mode):
+    def on_rank(rank):
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(
+            sgd([parameter]), backward_passes_per_step=4, average_aggregated_gradients=True, mode=mode()
+        )
+        for _ in range(4):
+            (parameter * 8.0).sum().backward()
+        optimizer.step()
+        optimizer.flush()
+        return parameter.item()
+
+    plain = torch.nn.Parameter(torch.zeros(1))
+    plain.grad = torch.full((1,), 8.0)
+    sgd([plain]).step()
+    for size in (1, 2):
+        with World(size) as world:
+            assert world.run(on_rank) == [plain.item()] * size
 
 
 def test_a_step_cut_short(world):

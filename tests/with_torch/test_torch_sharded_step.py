@@ -1085,7 +1085,7 @@ def test_a_lazy_module_is_made_while_values_are_under_way():
         world.run(on_rank)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4), pytest.param((4, 2), marks=pytest.mark.long)])
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1), (1, 2), pytest.param((4, 2), marks=pytest.mark.long)])
 def test_torchs_own_checkpoints_are_loaded_by_any_number_of_ranks(sizes, tmp_path):
     """``torch.distributed.checkpoint`` with torch's names of the state, which are those of the parameters."""
     from torch.distributed import checkpoint

@@ -10,6 +10,7 @@ import enum
 from typing import Any, NamedTuple
 
 from ringtrain._binding import tables
+from ringtrain._runtime.arguments import constant_of
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain.errors import UnsupportedError
 
@@ -58,6 +59,6 @@ def require_linear(operation: str, op: int, advice: str) -> None:
     """Raises UnsupportedError where the gradient of a reduction is none; ``advice`` says what keeps gradients away from it."""
     if op not in (Average, Sum):
         raise UnsupportedError(
-            f"backward of {operation}: gradients need op Average or Sum, but it is {tables.REDUCTION_BY_ID[op].capitalize()}. "
+            f"backward of {operation}: gradients need op Average or Sum, but it is {constant_of(tables.REDUCTION_BY_ID[op])}. "
             f"{advice} before the operation."
         )

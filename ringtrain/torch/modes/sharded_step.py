@@ -16,9 +16,11 @@ from functools import partial
 import torch
 
 from ringtrain._binding import log
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.adapter.checks import named_ranks
 from ringtrain._training.drift import Replica
+from ringtrain._training.mode import ShardedStep
 from ringtrain._training.needs import check_needs
 from ringtrain._training.shares import bucketed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -65,8 +67,16 @@ class ShardedStepMode(SynchronousMode):
         """Over all ranks of the process set, in the order in which the user names the parameters."""
         order = {parameter: place for place, parameter in enumerate(wrapping.known or wrapping.names)}
         ordered = {parameter: wrapping.names[parameter] for parameter in sorted(wrapping.names, key=order.__getitem__)}
+        model = wrapping.mode.model
+        if model is not None:
+            check_kind("ShardedStep: model must be a torch.nn.Module, or None", model, torch.nn.Module)
         settings, passes = wrapping.settings(optimizer, wrapping.process_set), optimizer.backward_passes_per_step
-        return cls(wrapping.user_class, settings, ordered, passes, wrapping.averages_passes, wrapping.mode.model)
+        return cls(wrapping.user_class, settings, ordered, passes, wrapping.averages_passes, model)
+
+    @staticmethod
+    def works_alone(described: ShardedStep) -> bool:
+        """One rank has the whole of what checkpoints have shares of, under the same names."""
+        return True
 
     @staticmethod
     def traits(optimizer: torch.optim.Optimizer, user_class: type) -> dict[str, object]:
