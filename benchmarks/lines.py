@@ -26,6 +26,7 @@ from ringtrain.launch.agent.command import end_with
 SOURCE = Path(__file__).with_name("line.cc")
 INTERFACE = "line0"
 NETWORK = "10.79.0"
+ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 DEFAULT_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 # What of a packet of 1,500 bytes TCP gives to its users, where it has timestamps.
 PACKET_BYTES, PAYLOAD_BYTES = 1500, 1448
@@ -72,7 +73,7 @@ def program() -> str:
     line = [os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-o", str(made), str(SOURCE)]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"making a line: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
+        raise hosts.NotMade(f"making a line: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
     return str(made)
 
 
@@ -103,7 +104,9 @@ class Line:
         try:
             assert self._process.stdout is not None
             if not self._process.stdout.readline():
-                raise RuntimeError(f"making a line: /dev/net/tun must be there for root, but '{names[0]}' was refused.")
+                raise hosts.NotMade(
+                    f"making a line: /dev/net/tun must be there for root, but '{names[0]}' was refused."
+                )
             for name, host in zip(names, network.hosts.values(), strict=True):
                 self._plug_in(name, host, congestion)
         except BaseException:
@@ -143,6 +146,12 @@ class Line:
                      ["ip", "address", "add", f"{self.addresses[host.name]}/24", "dev", INTERFACE]):  # fmt: skip
             host.check(*line)
         if congestion:
+            known = ALLOWED_CONGESTION.read_text().split()
+            if congestion not in known:
+                raise hosts.NotMade(
+                    f"making a line: --congestion must be one of those that this machine's kernel allows all users, {', '.join(known)}, "
+                    f"but is {congestion}. As root: sysctl -w net.ipv4.tcp_allowed_congestion_control='{' '.join([*known, congestion])}'."
+                )
             host.check("sh", "-c", f"echo {congestion} > {DEFAULT_CONGESTION}")
 
 

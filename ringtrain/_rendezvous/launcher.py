@@ -6,7 +6,7 @@ Pure functions of a mapping; ``start`` asks them before it decides between a wor
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 # Above its own limits (64 KiB) Open MPI asks the receiver before it sends by TCP, so that each direction of a ring
 # waits for the other and the wire idles. Messages up to this size are sent at once. Where TCP carries nothing, it has
@@ -97,9 +97,11 @@ class Introduced(NamedTuple):
 
 def find_introduced(environ: Mapping[str, str]) -> Introduced | None:
     """This process's place among several ranks that `ringtrainrun` started without an MPI, or None."""
-    rank, size = _number(environ, "RINGTRAIN_RANK"), _number(environ, "RINGTRAIN_SIZE")
     listens = environ.get("RINGTRAIN_LISTEN", "")
-    if is_alone(environ) or not listens or "RINGTRAIN_LAUNCHER" not in environ or rank is None or size is None:
+    if is_alone(environ) or not listens or "RINGTRAIN_LAUNCHER" not in environ:
+        return None
+    rank, size = (_told_number(environ, variable) for variable in ("RINGTRAIN_RANK", "RINGTRAIN_SIZE"))
+    if rank is None or size is None:
         return None
     return Introduced(rank, size, listens) if size > 1 else None
 
@@ -154,7 +156,12 @@ def has_started_this(environ: Mapping[str, str]) -> bool:
 
 def is_alone(environ: Mapping[str, str]) -> bool:
     """Whether the user wants a world of one, whatever a launcher has announced."""
-    return environ.get(ALONE, "") not in ("", "0")
+    said = environ.get(ALONE, "")
+    if said not in ("", "0", "1"):
+        raise InvalidArgumentError(
+            f"{ALONE} must be 1 or 0, but is {said!r}. Set it to 1 for a world of this process alone."
+        )
+    return said == "1"
 
 
 def mark_of_rank(environ: Mapping[str, str], process: int, rank: int) -> str:
@@ -200,6 +207,17 @@ def _announced(
 def _number(environ: Mapping[str, str], variable: str | None) -> int | None:
     text = environ.get(variable, "") if variable else ""
     return int(text) if text.isdigit() else None
+
+
+def _told_number(environ: Mapping[str, str], variable: str) -> int | None:
+    """What ringtrainrun has told; raises InvalidArgumentError if somebody has put something else there."""
+    found = _number(environ, variable)
+    if found is None and variable in environ:
+        raise InvalidArgumentError(
+            f"{variable} must be the number that ringtrainrun has given this process, but is {environ[variable]!r}. Leave the "
+            "variable alone."
+        )
+    return found
 
 
 def _slurm_size(environ: Mapping[str, str]) -> str:

@@ -68,11 +68,16 @@ def check_scaling(owner: str, op: int, predivide: float, others: Mapping[str, in
         )
 
 
+MOST_ITEMS = 1 << 40  # as the core has it, whose sums of many are exact then
+
+
 def checked_items(items: object) -> int:
     """A number of items; raises InvalidArgumentError for what is none."""
     number = integer("items of count", items)
-    if number < 0:
-        raise InvalidArgumentError(f"items of count: expected a whole number from 0 but found {number}.")
+    if not 0 <= number <= MOST_ITEMS:
+        raise InvalidArgumentError(
+            f"items of count: expected a whole number from 0 to {MOST_ITEMS} but found {number}."
+        )
     return number
 
 

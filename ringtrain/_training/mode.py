@@ -123,6 +123,10 @@ class LocalSteps(Mode):
 
         super().__post_init__()
         object.__setattr__(self, "outer", checked_outer(self.outer))
+        if not isinstance(self.named_buffers, Iterable):
+            raise InvalidArgumentError(
+                f"LocalSteps: named_buffers must be what model.named_buffers() returns, but is {self.named_buffers!r}."
+            )
         object.__setattr__(self, "named_buffers", tuple(self.named_buffers))
         if self.within not in (None, "host", "site"):
             raise InvalidArgumentError(f"LocalSteps: within must be None, 'host' or 'site', but is {self.within!r}.")

@@ -106,11 +106,17 @@ class PeriodicAverage:
             self._worker.adopt(self._arrays)
 
 
+def _found(array: object) -> str:
+    if not isinstance(array, np.ndarray):
+        return f"a {type(array).__name__}"
+    return "not contiguous" if not array.flags.c_contiguous else "read-only"
+
+
 def _shared(name: str, array: object) -> Shared:
     if not (isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.writeable):
         raise InvalidArgumentError(
-            f"PeriodicAverage: arrays must be contiguous NumPy arrays that can be written to, but number {name} is "
-            f"a {type(array).__name__}. Pass the arrays that training changes."
+            f"PeriodicAverage: arrays must be contiguous NumPy arrays that can be written to, but number {name} is {_found(array)}. "
+            "Pass the arrays that training changes."
         )
     is_float = bool(np.issubdtype(array.dtype, np.floating))
     return Shared(NUMPY, name, Role.of(is_float, is_float), lambda: array)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ringtrain._binding.options import environment
 from ringtrain._rendezvous import launcher
-from ringtrain.bench import documents, shaped
+from ringtrain.bench import documents, hosts, shaped
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
 from ringtrain.launch import progress
@@ -82,6 +82,13 @@ class Command:
         """Runs it with these arguments (the process's own by default) and returns its exit code."""
         arguments = sys.argv[1:] if arguments is None else list(arguments)
         chosen = self.parser().parse_args(arguments)
+        try:
+            return self._run(chosen, arguments)
+        except hosts.NotMade as problem:
+            print(problem, file=sys.stderr)
+            return 1
+
+    def _run(self, chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
         benchmark = self.benchmarks[chosen.benchmark]
         if benchmark.measures:
             _prepare(chosen)

@@ -63,6 +63,10 @@ def missing() -> str:
     return f"this kernel makes no network namespace: {probe.stderr.strip()}" if probe.returncode else ""
 
 
+class NotMade(RuntimeError):
+    """What a benchmark runs on could not be made on this machine."""
+
+
 @dataclass
 class Host:
     """One host. Its processes see its name, its interfaces and each other, and the machine's files.
@@ -279,7 +283,7 @@ class Network:
             folder.mkdir(mode=0o700)
             init = _children(holder)
             if not init:
-                raise RuntimeError(f"making a host: '{name}' ended with exit code {holder.returncode}.")
+                raise NotMade(f"making a host: '{name}' ended with exit code {holder.returncode}.")
             self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init[0],
                                     cores=self._cores[number - 1])  # fmt: skip
             for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
@@ -379,7 +383,7 @@ def _shape(rate: str) -> list[str]:
 def _check(line: Sequence[str]) -> None:
     done = subprocess.run([find_program(line[0]), *line[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise RuntimeError(f"making a host: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
+        raise NotMade(f"making a host: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
 
 
 def _children(process: subprocess.Popen) -> list[int]:

@@ -209,6 +209,8 @@ class Exchange:
         index, step = member.index, self.step
         if step.codes[index] == SETTLED:
             self._begin_again(member)
+        elif not self.may_reduce_again and not self.passes.has_come(index) and member.holds_result(additions=1):
+            self._tell_what_is_reduced_twice(member)
         gradient = member.parameter.grad
         if gradient is None or not self.passes.count(index, gradient, nested):
             return False
@@ -257,6 +259,20 @@ class Exchange:
             self._tell_what_passes_cost(member)
         self.rounds.open_again(reopened=asked or is_added)
 
+    def _tell_what_is_reduced_twice(self, member: Member) -> None:
+        if not self._has_told_cost:  # ``p.grad.data.zero_()`` leaves no trace: so it is no error
+            self._has_told_cost = True
+            log.logger.warning(
+                f"backward '{member.name}': expected gradients to be set to zero after step() but found this one as the step left "
+                f"it, and a pass has added to it. {self._what_counts_twice()} Call optimizer.zero_grad() before each step."
+            )
+
+    def _what_counts_twice(self) -> str:
+        op = constant_of(tables.REDUCTION_BY_ID[self.settings.op])
+        setting = "average_aggregated_gradients" if self.settings.averages else f"op={op}"
+        setting = setting if self._beginning is None else "PowerSGD"
+        return f"With {setting} the reduced part cannot be reduced again and stay what it is."
+
     def _tell_what_passes_cost(self, member: Member) -> None:
         if not self._has_told_cost:
             self._has_told_cost = True
@@ -272,13 +288,10 @@ class Exchange:
         return self.settings.averages and self.passes.divisor == 1 and self._beginning is None
 
     def _again(self, member: Member) -> str:
-        op = constant_of(tables.REDUCTION_BY_ID[self.settings.op])
-        setting = "average_aggregated_gradients" if self.settings.averages else f"op={op}"
-        setting = setting if self._beginning is None else "PowerSGD"
         return (
             f"backward '{member.name}': expected step() or zero_grad() after synchronize() but found a backward pass, whose "
-            f"gradient was added to the reduced one. With {setting} the reduced part cannot be reduced again and stay what "
-            "it is. Use op=Average without it, or call synchronize() once, after the last pass."
+            f"gradient was added to the reduced one. {self._what_counts_twice()} Use op=Average without it, or call synchronize() "
+            "once, after the last pass."
         )
 
     # ---- steps ----

@@ -353,6 +353,39 @@ def test_items_that_were_counted_before_a_new_world_are_forgotten():
         assert world.run(step) == [pytest.approx([1 - 2 / 3] * 2)] * 2
 
 
+@pytest.mark.parametrize("zeroes", ["never", "none", "zeros"])
+def test_a_step_without_zeros_before_it_is_warned_of_once(zeroes, caplog):
+    def steps(rank):
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.PerItem)
+        for _ in range(3):
+            if zeroes != "never":
+                optimizer.zero_grad(set_to_none=zeroes == "none")
+            optimizer.count(1)
+            weight.sum().backward()
+            optimizer.step()
+
+    with World(2) as world:
+        world.run(steps)
+    told = [each for each in caplog.messages if "expected gradients to be set to zero after step()" in each]
+    assert len(told) == (2 if zeroes == "never" else 0)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_gradients_of_shares_are_clipped_by_the_norm_of_all(p):
+    def clipped(rank, mode, clip):
+        weight = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), mode=mode())
+        (weight * (1.0 + rank)).pow(2).sum().backward()
+        norm = clip([weight], 0.1, norm_type=p)
+        optimizer.step()
+        return float(norm), weight.tolist()
+
+    with World(2) as world:
+        expected = world.run(clipped, hvd.Synchronous, torch.nn.utils.clip_grad_norm_)
+        assert world.run(clipped, hvd.ShardedStep, hvd.clip_grad_norm_) == expected
+
+
 def test_a_step_without_any_item_has_sums():
     def step(rank):
         weight = nn.Parameter(torch.ones(2))

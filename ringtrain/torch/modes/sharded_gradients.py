@@ -14,7 +14,7 @@ import torch
 from ringtrain._binding.buffers import as_buffer
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 _aten = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
@@ -168,6 +168,8 @@ class SentGradients:
 
     def compute_norms(self, p: float) -> None:
         """Those of all gradients, by one operation; on all ranks together."""
+        if not p > 0:
+            raise InvalidArgumentError(f"norm of gradients: p must be above 0, or inf, but is {p!r}.")
         sent, infinite = self.in_place(), p == float("inf")
         own = np.zeros(len(sent))
         for place, each in enumerate(sent):

@@ -152,6 +152,11 @@ class SharedState:
         Raises:
             InvalidArgumentError: it is of other parameters.
         """
+        if not isinstance(loaded, Mapping) or not {"state", "param_groups"} <= set(loaded):
+            raise InvalidArgumentError(
+                "load_sharded_state_dict: the state must be what sharded_state_dict() returned, with state and param_groups, but is "
+                f"{sorted(loaded) if isinstance(loaded, Mapping) else loaded!r}."
+            )
         own, theirs = ([list(each["params"]) for each in groups] for groups in (self._groups(), loaded["param_groups"]))
         if own != theirs:
             raise InvalidArgumentError(

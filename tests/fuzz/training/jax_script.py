@@ -118,8 +118,8 @@ class Script:
         return self.accumulates in ("passes", "around", "within")
 
 
-LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
-SETS = {2: [()], 3: [(), (), ((0, 2), (1,)), ((1, 2), (0,))]}
+LAYOUTS = {1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
+SETS = {1: [()], 2: [()], 3: [(), (), ((0, 2), (1,)), ((1, 2), (0,))]}
 QUICK = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 OPTIMIZERS = [*QUICK, "lamb", "noise"]
 NEEDS_PARAMETERS = {"momentum", "adamw", "lamb"}
@@ -184,6 +184,7 @@ ILLEGAL = {
         "complex128" in s.dtypes and (s.optimizer not in ("sgd", "adam") or s.clips or s.plateau)
     ),
     "what is dealt is dealt to all": lambda s: s.coupled == "dealt" and len({len(each) for each in s.sets}) > 1,
+    "a mistake is told to other ranks": lambda s: bool(s.mistake) and s.ranks == 1,
     "a mistake is made in a world that trains together, in a plain loop": lambda s: bool(
         s.mistake
         and (
@@ -208,7 +209,7 @@ ILLEGAL = {
 
 
 def _drawn(source: random.Random) -> Script:
-    ranks = source.choice([2, 2, 3])
+    ranks = source.choice([1, 2, 2, 3])
     # Outside of programs branches of them are compiled anew each time, which takes long.
     compiled = source.choice(["step", "step", "gradient", "update", "parts", "loop"]) if source.random() < 0.25 else ""
     branches = compiled not in ("", "gradient")

@@ -66,11 +66,11 @@ ILLEGAL = {
 
 
 def _drawn(source: random.Random) -> Script:
-    ranks = source.choice([2, 2, 3])
+    ranks = source.choice([1, 2, 2, 3])
     return Script(
         turns=tuple(_drawn_turn(source, ranks) for _ in range(source.randint(1, 3))),
         ranks=ranks,
-        layout=source.choice({2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}[ranks]),
+        layout=source.choice({1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}[ranks]),
         op=source.choice(["average", "average", "sum"]),
         groups=source.choice([None, None, 1, 2]),
         predivide=source.choice([1.0, 1.0, 2.0]),

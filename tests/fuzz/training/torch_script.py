@@ -97,7 +97,7 @@ MODES: dict[str, dict[str, Any]] = {
     "predivided": {"gradient_predivide_factor": 2.0},
     "sharded": {"sharded": True},
 }
-LAYOUTS = {2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
+LAYOUTS = {1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 
 
@@ -204,7 +204,7 @@ ILLEGAL = {
 
 
 def _drawn(source: random.Random) -> Script:
-    ranks = source.choice([2, 2, 3])
+    ranks = source.choice([1, 2, 2, 3])
     script = Script(
         turns=(),
         ranks=ranks,
