@@ -137,7 +137,7 @@ const char* TableText(const char* name) {
       },
       {
           "reductions",
-#define RT_REDUCTION(name, id, text, map, fold, finish) #id "\t" text "\n"
+#define RT_REDUCTION(name, id, text, map, fold, finish) #id "\t" text "\t" #name "\n"
 #include "tables/reductions.def"
 #undef RT_REDUCTION
       },

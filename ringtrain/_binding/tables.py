@@ -128,3 +128,5 @@ OPTIONS: list[Option] = [Option(*row) for row in _native.table("options")]
 OPTION_BY_NAME: dict[str, Option] = {option.name: option for option in OPTIONS}
 DTYPE_BY_ID: dict[int, DType] = {dtype.id: dtype for dtype in DTYPES.values()}
 REDUCTION_BY_ID: dict[int, str] = {identity: name for name, identity in REDUCTIONS.items()}
+# As users write them: "PerItem" of "peritem".
+REDUCTION_CONSTANTS: dict[str, str] = {row[1]: row[2].removeprefix("k") for row in _native.table("reductions")}

@@ -38,19 +38,13 @@ def is_reduction(op: Any) -> bool:
     return is_integer and op in tables.REDUCTION_BY_ID
 
 
-_CONSTANTS = {each.lower(): each for each in ("L2Norm", "BitAnd", "BitOr", "BitXor", "PerItem")}
-
-
-def constant_of(reduction: str) -> str:
-    """What users call a reduction: ``PerItem`` of ``peritem``."""
-    return _CONSTANTS.get(reduction) or reduction.capitalize()
-
-
 def check_reduction(op: Any) -> None:
     """Raises InvalidArgumentError unless it is one of the constants ``Average``, ``Sum`` …"""
     if is_reduction(op):
         return
-    known = ", ".join(f"{constant_of(name)} ({identity})" for name, identity in tables.REDUCTIONS.items())
+    known = ", ".join(
+        f"{tables.REDUCTION_CONSTANTS[name]} ({identity})" for name, identity in tables.REDUCTIONS.items()
+    )
     raise InvalidArgumentError(f"op must be one of {known}, but is {op!r}. Use ringtrain's constants.")
 
 

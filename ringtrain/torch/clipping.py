@@ -83,7 +83,7 @@ def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
         parameter.grad = parameter.grad.coalesce()
     if (
         not isinstance(parameter, Shard) and type(parameter.grad) is not torch.Tensor
-    ):  # that of ShardedStep asks all ranks
+    ):  # a share, whose norm is that of all ranks
         norm = torch.linalg.vector_norm(parameter.grad, p).double().cpu()
         return norm if p == float("inf") else norm**p
     values = _counted(parameter, parameter.grad).detach().abs()

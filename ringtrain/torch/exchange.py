@@ -19,7 +19,6 @@ import torch
 
 from ringtrain._binding import log, tables
 from ringtrain._runtime import ranges
-from ringtrain._runtime.arguments import constant_of
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import PerItem
 from ringtrain._training import residuals
@@ -268,7 +267,7 @@ class Exchange:
             )
 
     def _what_counts_twice(self) -> str:
-        op = constant_of(tables.REDUCTION_BY_ID[self.settings.op])
+        op = tables.REDUCTION_CONSTANTS[tables.REDUCTION_BY_ID[self.settings.op]]
         setting = "average_aggregated_gradients" if self.settings.averages else f"op={op}"
         setting = setting if self._beginning is None else "PowerSGD"
         return f"With {setting} the reduced part cannot be reduced again and stay what it is."

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import torch
 
 from ringtrain._binding import tables
-from ringtrain._runtime.arguments import constant_of
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import InvalidArgumentError
 
@@ -62,4 +61,4 @@ def check_op_of_shards(trained: Iterable[torch.Tensor], op: int) -> None:
 
 
 def _named(op: int) -> str:
-    return constant_of(tables.REDUCTION_BY_ID[op])
+    return tables.REDUCTION_CONSTANTS[tables.REDUCTION_BY_ID[op]]

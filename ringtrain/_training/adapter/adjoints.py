@@ -10,7 +10,6 @@ import enum
 from typing import Any, NamedTuple
 
 from ringtrain._binding import tables
-from ringtrain._runtime.arguments import constant_of
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain.errors import UnsupportedError
 
@@ -58,7 +57,8 @@ def factor(op: int, prescale: float, postscale: float, size: Any, weighted: bool
 def require_linear(operation: str, op: int, advice: str) -> None:
     """Raises UnsupportedError where the gradient of a reduction is none; ``advice`` says what keeps gradients away from it."""
     if op not in (Average, Sum):
+        found = tables.REDUCTION_CONSTANTS[tables.REDUCTION_BY_ID[op]]
         raise UnsupportedError(
-            f"backward of {operation}: gradients need op Average or Sum, but it is {constant_of(tables.REDUCTION_BY_ID[op])}. "
+            f"backward of {operation}: gradients need op Average or Sum, but it is {found}. "
             f"{advice} before the operation."
         )
