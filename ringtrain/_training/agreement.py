@@ -6,6 +6,7 @@ are traced.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,15 @@ from ringtrain.errors import MismatchError, TimeoutError
 
 Gradient = TypeVar("Gradient")
 _MEETING_SECONDS = 10.0
+
+
+@contextmanager
+def advised(advice: str) -> Iterator[None]:
+    """Around what waits for other ranks: the error, if it is given up, ends with what these have not done."""
+    try:
+        yield
+    except TimeoutError as given_up:
+        raise TimeoutError(f"{given_up} {advice}") from None
 
 
 class Agreement:
@@ -63,7 +73,7 @@ class Agreement:
             MismatchError: ranks have different numbers of gradients.
             TimeoutError: it was given up; the text ends with the advice.
         """
-        try:
+        try:  # what advised() does, in every step
             self._operation.wait()
         except TimeoutError as given_up:
             raise TimeoutError(f"{given_up} {self._advice}") from None

@@ -203,14 +203,14 @@ static void Refusals(rt_context *context, int rank) {
   rt_handle *handle = NULL;
   char *error = NULL;
   if (rank == 0) {
-    request.refusal = "rank 0 does not like it";
+    request.refusal = "rank 0 does not like it.";
     CHECK(rt_submit(context, &request, &handle, &error) == kInvalidArgument && handle == NULL);
   } else {
     CHECK(rt_submit(context, &request, &handle, &error) == kOk);
     CHECK(rt_wait(handle, 100, &error) == kInvalidArgument);
     rt_handle_free(handle);
   }
-  CHECK(error != NULL && strcmp(error, "rank 0 does not like it") == 0);
+  CHECK(error != NULL && strcmp(error, "rank 0 does not like it. Found on rank 0.") == 0);
   rt_free(error);
   request = Request("no such operation", 99, &tensor);
   CHECK(rt_submit(context, &request, &handle, NULL) == kInvalidArgument);

@@ -768,7 +768,8 @@ RT_TEST(a_tensor_without_memory_is_refused_for_all) {
     if (status.ok()) status = WaitFor(ranks[rank], *submission);
     RT_CHECK_EQ(
         status.message(),
-        std::string("allreduce 'x': the tensor must have memory, but float32[1] has none. Was its storage freed?"));
+        std::string("allreduce 'x': the tensor must have memory, but float32[1] has none. Was its storage freed? "
+                    "Found on rank 1."));
     value = 1;
     RT_CHECK_OK(SumOnce(ranks[rank], "x", &value));
   });
@@ -800,7 +801,8 @@ RT_TEST(refusal_of_one_rank_fails_its_peers_and_the_next_round_works) {
         RT_CHECK_EQ(status.ok(), rank != round % 3);
         if (status.ok()) status = WaitFor(ranks[rank], *submission);
         RT_CHECK_EQ(status.message(),
-                    std::string("allreduce 'x': the shape must not be negative, but is float32[-1]."));
+                    "allreduce 'x': the shape must not be negative, but is float32[-1]. Found on rank " +
+                        std::to_string(round % 3) + ".");
         value = 1;
         RT_CHECK_OK(SumOnce(ranks[rank], "x", &value));
         RT_CHECK_EQ(value, 3.0f);
@@ -962,8 +964,9 @@ RT_TEST(process_set_misuse_is_refused) {
     auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
     Status status = ranks[rank].Submit(removal, "", false);
     if (status.ok()) status = WaitFor(ranks[rank], *removal);
-    RT_CHECK_EQ(status.message(),
-                "remove_process_set 'remove': rank 0 has operations pending in it. Wait for them first.");
+    RT_CHECK_EQ(
+        status.message(),
+        "remove_process_set 'remove': rank 0 has operations pending in it. Wait for them first. Found on rank 0.");
   });
   RT_CHECK_OK(SumOnce(ranks[1], "pending", &value, id));
   RT_CHECK_OK(WaitFor(ranks[0], *pending));

@@ -166,7 +166,7 @@ def test_callbacks_leave_a_rank_alone_that_is_outside_of_the_process_set():
         ]  # fmt: skip
         return runs.fit(model, max(rank - 1, 0), 2, callbacks=callbacks)
 
-    with World(3, stall_abort_seconds=30) as world:
+    with World(3, stall_abort_seconds=60) as world:
         alone, one, other = world.run(body)
     runs.assert_same_bits([one, other])
     model = compiled(0, distribute=False)

@@ -319,7 +319,7 @@ def test_batches_are_read_by_the_rank_whose_they_are(workers):
         assert elastic.state.step == 3 and set(asked) == {rank}
         return {index for batch in seen[-3:] for index in batch}
 
-    with World(2, stall_abort_seconds=20) as world:
+    with World(2, stall_abort_seconds=60) as world:
         one, other = world.run(check)
     assert one | other == set(range(12)) and not one & other
 

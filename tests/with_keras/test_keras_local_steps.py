@@ -98,7 +98,7 @@ def test_ranks_are_the_oracle(method):
     ranks = sum(map(len, groups))
     settings = {name: value for name, value in arguments.items() if name != "within"}
     expected = by_hand(groups, samples=lambda worker, step: len(groups[worker]), **settings)
-    with World(ranks, layout, stall_abort_seconds=30) as world:
+    with World(ranks, layout, stall_abort_seconds=60) as world:
         found = world.run(lambda rank: train(rank, ranks, graph, **arguments))
     for seen in found:
         np.testing.assert_allclose(seen, expected, rtol=1e-6, atol=1e-8)  # Keras' learning rate is a float32
@@ -149,7 +149,7 @@ def test_what_travels_while_training_goes_on(graph, merge):
         return seen, weights.numpy().tobytes()
 
     expected = streaming_by_hand(2, 1, merge)
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         found = world.run(on_rank)
     for rank, (seen, last) in enumerate(found):
         np.testing.assert_allclose(seen, [each[rank] for each in expected], rtol=1e-6, atol=1e-8)
@@ -162,7 +162,7 @@ def test_workers_weigh_as_much_as_their_samples(graph):
         return (5, 0)[rank] + step % 2
 
     expected = by_hand([[0], [1]], 3, samples=samples)
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         found = world.run(lambda rank: train(rank, 2, graph, samples=samples, every=3))
     np.testing.assert_allclose(found[1], expected, rtol=1e-6, atol=1e-8)
     assert not np.allclose(expected, by_hand([[0], [1]], 3), rtol=1e-4)
@@ -182,12 +182,12 @@ def test_tf_keras_of_keras_3_takes_the_same_arguments():
             optimizer.apply([tf.constant([1.0, 2.0 + 2 * rank], tf.float64)], [weights])
         return weights.numpy().tolist()
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         assert world.run(on_rank) == [[-1.0, -3.0]] * 2
 
 
 def test_averaging_each_update_is_the_exact_run():
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         found = world.run(lambda rank: train(rank, 2, True, every=1))
     np.testing.assert_allclose(found[0], by_hand([[0, 1]], 1), rtol=1e-6, atol=1e-9)
 
@@ -204,7 +204,7 @@ def fitted(rank, ranks, epochs=2, model=dense_model, **arguments):
 
 
 def test_fit_evaluates_the_same_model_on_all_ranks():
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         (first, losses, counters), (second, others, _) = world.run(lambda rank: fitted(rank, 2, every=4))
     assert losses == others and losses[1] < losses[0]
     assert {each.tobytes() for each in first} == {each.tobytes() for each in second}
@@ -224,7 +224,7 @@ def test_fit_averages_what_keras_puts_into_the_model_at_its_end():
         model.fit(X[rows], Y[rows], batch_size=len(X[rows]), epochs=1, verbose=0, callbacks=start_callbacks()[:1])
         return np.concatenate([np.array(each).ravel() for each in model.get_weights()])
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         one, other = world.run(lambda rank: on_rank(rank, 2, every=4))
     assert one.tobytes() == other.tobytes()
     with World(1) as world:
@@ -248,7 +248,7 @@ def test_fit_averages_moving_statistics():
         )
         return weights, [each.numpy().tolist() for each in made[0].variables if "seed" in each.name]
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         (first, seeds), (second, others) = world.run(on_rank)
     assert len(seeds) == 1 and seeds != others  # of dropout
     for mine, theirs in zip(first, second, strict=True):
@@ -275,7 +275,7 @@ def test_a_loss_scale_that_skips_on_one_rank_keeps_the_ranks_together():
             run(tf.constant(np.inf if (rank, number) == (1, 1) else 1.0, tf.float32))
         return weights.numpy() - start()
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         for graph in (False, True):
             found = world.run(on_rank, graph)
             assert found[0].tobytes() == found[1].tobytes()
@@ -305,7 +305,7 @@ def test_uneven_data_and_state():
     for change in (3.0, 2.0, 2.0):
         m = 0.5 * m + change
         common -= 0.5 * (change + 0.5 * m)
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         assert world.run(on_rank) == [[pytest.approx(common)] * 3] * 2
 
 
@@ -320,7 +320,7 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
             fitted(rank, 2, **({"every": 4} if rank else {}))
         return str(told.value)
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         first, second = world.run(in_a_loop)
         assert first == second and "every must be the same on all ranks, but is 2 on rank 0 and 3 on rank 1" in first
         first, second = world.run(in_fit)
@@ -342,7 +342,7 @@ def test_ranks_that_step_with_other_settings_are_told_where_they_average(graph):
             other_rate(rank)
         assert words in str(told.value)
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         world.run(on_rank)
         world.run(lambda rank: other_rate(rank, replicas="differ"))
 
@@ -395,7 +395,7 @@ def test_a_failed_synchronisation_leaves_the_common_copy(graph):
             run()
         return weights.numpy().tolist()
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         assert world.run(on_rank) == [[-3.0] * 2] * 2
 
 
@@ -409,7 +409,7 @@ def test_variables_that_come_after_a_graph_are_refused():
         with pytest.raises(Exception, match="must be known before a graph is made, but 1 came later"):
             step()
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         world.run(on_rank)
 
 
@@ -437,7 +437,7 @@ def test_join_within_the_exact_steps_and_xla_are_refused():
         with pytest.raises(Exception, match="UnsupportedError: apply .*: expected a function without jit_compile"):
             compiled()
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         world.run(on_rank)
 
 

@@ -87,7 +87,7 @@ def test_ranks_are_one_process_with_the_same_rule(graph, compression):
         late.optimizer.flush()  # nothing is left
         return before, np.array(late.weights.numpy()), steps, int(late.optimizer.iterations.numpy())
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         for before, after, steps, all_steps in world.run(on_rank):
             assert np.array_equal(before, by_hand(2, flushes=False)) and np.array_equal(after, by_hand(2))
             assert (steps, all_steps) == (STEPS - 1, STEPS)  # the first has applied nothing
@@ -101,7 +101,7 @@ def test_sums_over_passes_and_a_world_of_one():
         late.optimizer.flush()
         return np.array(late.weights.numpy()).tobytes()
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         assert len(set(world.run(on_rank, 2))) == 1
     with World(1) as world:
         plain = world.run(lambda rank: Late().train(rank))[0]
@@ -117,7 +117,7 @@ def test_an_overflow_is_dropped_where_it_arrives():
         late.optimizer.flush()
         return np.array(late.weights.numpy()), float(late.optimizer.dynamic_scale.numpy())
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         for found, scale in world.run(on_rank):
             assert np.array_equal(found, by_hand(2, drop={2}))
             assert scale == 2048  # doubled after two good steps, halved, and doubled
@@ -145,9 +145,9 @@ def test_what_is_on_its_way_is_saved_and_loaded():
             late.optimizer.load_delayed_state({"0.other": np.zeros(1)})
         return np.array(late.weights.numpy())
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         states = world.run(first)
-    with World(3, "1+1+1", stall_abort_seconds=30) as world:
+    with World(3, "1+1+1", stall_abort_seconds=60) as world:
         for found in world.run(second, states):
             assert np.array_equal(found, by_hand(2, range(3)))
 
@@ -165,7 +165,7 @@ def test_fit_applies_the_last_gradients():
         model.fit(x, y, batch_size=4, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
         return int(model.optimizer.iterations.numpy()), model.layers[0].kernel.numpy().tobytes()
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         found = world.run(on_rank)
     assert len(set(found)) == 1 and found[0][0] == 3
 
@@ -248,7 +248,7 @@ def test_what_is_delivered_and_what_is_kept_is_all_that_was_to_be(layout, graph)
         sent = (rt.counters()["bytes"] - before) / steps
         return seen, learner.vector.numpy(), learner.optimizer.compression_state()["0.w/0"]["residual"], sent
 
-    with World(ranks, layout, stall_abort_seconds=30) as world:
+    with World(ranks, layout, stall_abort_seconds=60) as world:
         results = world.run(on_rank)
     seen, vector, residual, sent = results[0]
     check_law(-seen[-1].astype(np.float64), residual, ranks, steps)
@@ -273,7 +273,7 @@ def test_an_update_that_is_skipped_leaves_no_trace():
             learner.optimizer.dynamic_scale.assign(64.0)
         return learner.weight.numpy().tobytes()
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         skipped = world.run(on_rank, range(6), {2, 4})
         assert skipped == world.run(on_rank, [0, 1, 3, 5], set()) and len(set(skipped)) == 1
 
@@ -296,9 +296,9 @@ def test_another_world_goes_on_with_what_was_lost():
             learner.optimizer.load_compression_state({})
         return -learner.weight.numpy().astype(np.float64), learner.optimizer.compression_state()["0.w/0"]["residual"]
 
-    with World(3, "2+1", stall_abort_seconds=30) as world:
+    with World(3, "2+1", stall_abort_seconds=60) as world:
         state, delivered = world.run(first)[0]
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         later, kept = world.run(second, state)[0]
     exact = sum(unlike(rank, step).astype(np.float64) for rank in range(3) for step in range(6)) / 3
     exact += (unlike(0, 6).astype(np.float64) + unlike(1, 6)) / 2
@@ -318,7 +318,7 @@ def test_other_settings_of_powersgd_on_one_rank_are_one_error_on_all(odd):
                 learner.step(rank, step)
         return str(told.value)
 
-    with World(2, "1+1", stall_abort_seconds=20) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         first, second = world.run(on_rank)
     words = "the same on all ranks"
     assert words in first and words in second and (odd is None or (first == second and "PowerSGD(rank=2" in first))
@@ -333,6 +333,6 @@ def test_another_delay_on_one_rank_is_one_error_on_all():
             late.train(rank, range(2))
         return str(told.value)
 
-    with World(2, "1+1", stall_abort_seconds=20) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         texts = world.run(on_rank)
     assert all("allreduce 'optimizer.0.0.weights': dtype must be the same on all ranks" in text for text in texts)

@@ -380,7 +380,7 @@ def test_a_living_optimizer_goes_on_in_a_new_world(passes):
         return [float(weight.numpy()[0]) for weight in weights]
 
     for world_number in (1, 2):
-        with World(2, stall_abort_seconds=20) as world:
+        with World(2, stall_abort_seconds=60) as world:
             assert world.run(body) == [[1.0 - 2.0 * passes * world_number] * 2] * 2
 
 

@@ -107,5 +107,5 @@ def test_a_pair_that_cannot_be_raises_its_sentence(pair):
         with pytest.raises(kind, match=re.escape(found)):
             PAIRS[pair](column)
 
-    with World(2, stall_abort_seconds=30) as world:
+    with World(2, stall_abort_seconds=60) as world:
         world.run(on_rank)

@@ -15,7 +15,7 @@ from ringtrain.testing import World
 @pytest.fixture
 def two():
     """Two ranks as threads, with a short deadline: what ranks name differently shall not take ten minutes."""
-    with World(2, stall_abort_seconds=20) as opened:
+    with World(2, stall_abort_seconds=60) as opened:
         yield opened
 
 

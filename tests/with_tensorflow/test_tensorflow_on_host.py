@@ -47,7 +47,7 @@ def test_a_late_tape_returns_the_gradients_of_the_step_before(graph):
         assert hvd.late_gradients(taped.variables) == [None, None]
         return [*late, last]
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         for found in world.run(on_rank):
             assert not found[0][0].any() and not found[0][1].any()
             for step in range(4):
@@ -63,7 +63,7 @@ def test_what_a_tape_delivers_with_powersgd_is_all_but_the_last_loss(graph):
         taped = Taped(graph, compression=hvd.Compression.powersgd(rank=4, start_after=1))
         return [taped.take(rank, step) for step in range(24)]
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         first, other = world.run(on_rank)
     assert all(
         a.tobytes() == b.tobytes() for one, two in zip(first, other, strict=True) for a, b in zip(one, two, strict=True)
@@ -99,7 +99,7 @@ def test_what_a_tape_cannot_do_is_refused():
         with pytest.raises(UnsupportedError, match="gradients must be dense with OneStepLate"):
             hvd.DistributedGradientTape(tape, mode=hvd.OneStepLate()).gradient(loss, [table])
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         world.run(sparse)
 
 
@@ -123,7 +123,7 @@ def two_models(in_graph, **arguments):
         ]
         return np.array(found), drawn
 
-    with World(2, "1+1", stall_abort_seconds=30) as world:
+    with World(2, "1+1", stall_abort_seconds=60) as world:
         (found, one), (_, two) = world.run(on_rank)
     return found, (one + two) / 2
 

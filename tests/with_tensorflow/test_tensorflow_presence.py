@@ -13,7 +13,7 @@ from ringtrain.testing import World
 @pytest.fixture
 def two():
     """Two ranks as threads, with a short deadline: nothing here may wait for it."""
-    with World(2, stall_abort_seconds=20) as opened:
+    with World(2, stall_abort_seconds=60) as opened:
         yield opened
 
 
@@ -191,7 +191,7 @@ def test_a_rank_outside_of_the_process_set_keeps_its_gradients(in_graph):
 
         return [float(each[0]) for each in (tf.function(step) if in_graph else step)()]
 
-    with World(3, stall_abort_seconds=20) as world:
+    with World(3, stall_abort_seconds=60) as world:
         assert world.run(body) == [[2.0, 0.5], [2.0, 2.0], [2.0, 1.5]]
 
 

@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 @pytest.fixture
 def two():
     """Two ranks as threads, with a short deadline."""
-    with World(2, stall_abort_seconds=20) as opened:
+    with World(2, stall_abort_seconds=60) as opened:
         yield opened
 
 
@@ -211,7 +211,7 @@ def test_process_sets_and_local_variables(passes):
             session.run(train)
         return [-each / passes for each in session.run([shared, own])]
 
-    with World(3, stall_abort_seconds=20) as world:
+    with World(3, stall_abort_seconds=60) as world:
         assert world.run(in_a_session(body)) == [[2.0, 0.5], [2.0, 2.0], [2.0, 1.5]]
 
 
@@ -270,7 +270,7 @@ def test_a_monitored_session_ends_with_its_world(ending):
         survived.append(rank)
 
     survived = []
-    world = World(2, stall_abort_seconds=20)
+    world = World(2, stall_abort_seconds=60)
     if ending == "shutdown":
         world.run(body)
     else:

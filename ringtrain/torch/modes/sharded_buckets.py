@@ -5,11 +5,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ringtrain._runtime.process_sets import ranks_of
+from ringtrain._training.agreement import advised
 from ringtrain._training.shares import Piece, laid_out
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.gradients import Group, Member, ReductionSettings, dense_gradient
 from ringtrain.torch.modes.sharded_gradients import SentGradients
 from ringtrain.torch.tensors import buffer_of, finish, received
+
+_ALL_STEP = (
+    "With it the ranks exchange the values of a step: those that submitted it have stepped, the missing ones wait elsewhere. Run as "
+    "many backward passes, zero_grad() and step() on every rank."
+)
 
 
 class SharedBucket(Group):
@@ -159,7 +165,8 @@ class SharedBucket(Group):
             "allgather", f"{self.name}.values", [buffer_of(self._values)], [buffer_of(target) if lands else None],
             room=lands, process_set=self._process_set,
         )  # fmt: skip
-        finish(operation, self._values)
+        with advised(_ALL_STEP):
+            finish(operation, self._values)
         return lambda: self._take(None if lands else received(operation, self._values))
 
     @torch.no_grad()

@@ -12,10 +12,15 @@ import numpy as np
 import torch
 
 from ringtrain._binding.buffers import as_buffer
+from ringtrain._training.agreement import advised
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
+_ALL_ASK = (
+    "With it the ranks find out about all gradients together: each asks for norms, clips and steps a GradScaler after the same "
+    "backward pass, behind synchronize() where a rank had none."
+)
 _aten = torch.ops.aten
 _DETACHING = {_aten.detach.default, _aten.detach_.default}
 _ZEROING = {_aten.zero_.default, _aten._foreach_zero_.default}
@@ -187,10 +192,12 @@ class SentGradients:
 
     def _reduced(self, what: str, own: np.ndarray, reduction: str) -> list[float]:
         buffer, session = as_buffer(own), self._session
-        session.context.submit(
+        operation = session.context.submit(
             "allreduce", f"{self._prefix}.{what}", [buffer], [buffer],
             reduction=reduction, process_set=session.process_set_id, waits=True,
-        ).wait()  # fmt: skip
+        )  # fmt: skip
+        with advised(_ALL_ASK):
+            operation.wait()
         return [float(each) for each in own]
 
 

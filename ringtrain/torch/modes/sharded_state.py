@@ -14,6 +14,7 @@ import torch
 
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._training.adapter.checks import named_ranks
+from ringtrain._training.agreement import advised
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Box, Piece, boxes
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -93,7 +94,10 @@ class SharedState:
         Raises MismatchError, on all ranks, if shares are needed that a rank has given up for a state that it has loaded alone.
         """
         said = (self._session.context.rank, self.is_whole)
-        everyone = allgather_object(said, f"{self._prefix}.whole", self._session.process_set)
+        with advised(
+            "Call consolidate_state_dict() and broadcast_optimizer_state() on all ranks, after the same step."
+        ):
+            everyone = allgather_object(said, f"{self._prefix}.whole", self._session.process_set)
         whole = [rank for rank, is_whole in everyone if is_whole]
         if whole and len(whole) < len(everyone) and to not in whole:
             raise MismatchError(
