@@ -10,6 +10,17 @@
 #include "world/placement.h"
 
 namespace ringtrain {
+namespace {
+
+// A refusal as all ranks hear it, most of which have not made the mistake.
+Status FoundOn(int rank, const Status& refusal) {
+  const std::string named = "rank " + std::to_string(rank);
+  const std::string& said = refusal.message();
+  if (said.find(named + " could not") != std::string::npos) return refusal;
+  return Status(refusal.code(), said + " Found on " + named + ".");
+}
+
+}  // namespace
 
 // ---- opening ----
 
@@ -58,14 +69,6 @@ Context::~Context() {
 }
 
 // ---- operations ----
-
-// A refusal as all ranks hear it, who have not made the mistake.
-static Status FoundOn(int rank, const Status& refusal) {
-  const std::string named = "rank " + std::to_string(rank);
-  const std::string& said = refusal.message();
-  if (said.find(named + " could not") != std::string::npos) return refusal;
-  return Status(refusal.code(), said + " Found on " + named + ".");
-}
 
 Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
   RT_TRY(table_.closed());

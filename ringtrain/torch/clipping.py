@@ -81,9 +81,8 @@ def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
     """The sum of the p-th powers of a gradient, or the greatest, float64; entries of one row are added first."""
     if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
         parameter.grad = parameter.grad.coalesce()
-    if (
-        not isinstance(parameter, Shard) and type(parameter.grad) is not torch.Tensor
-    ):  # a share, whose norm is that of all ranks
+    if not isinstance(parameter, Shard) and type(parameter.grad) is not torch.Tensor:
+        # One of which this rank has a part alone: the norm is that of all ranks.
         norm = torch.linalg.vector_norm(parameter.grad, p).double().cpu()
         return norm if p == float("inf") else norm**p
     values = _counted(parameter, parameter.grad).detach().abs()

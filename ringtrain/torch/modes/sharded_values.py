@@ -81,10 +81,8 @@ class Arrivals:
         for parameter in arriving:
             version, name = self._versions[parameter]
             if parameter._version != version:
-                self._versions[parameter] = (
-                    parameter._version,
-                    name,
-                )  # told once; who catches it goes on with the new values
+                # Told once: who catches it goes on with the new values.
+                self._versions[parameter] = parameter._version, name
                 raise InvalidArgumentError(
                     f"parameter '{name}': expected the values of the last step, which were still on their way, but found it written "
                     "meanwhile by a reference that was kept. Call optimizer.flush() before, or take it from the model."
