@@ -46,6 +46,7 @@ _IN_FLIGHT = "in flight"  # in the core's words of a name that was submitted and
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
 _INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
 _LONGEST_REFUSAL = 4000  # bytes: a text travels to all ranks
+_ROOM_FOR_RANK = 32  # of them: the core adds on which it was found
 _VOID = ffi.typeof("void *")
 _HANDLE_OUT = ffi.typeof("rt_handle **")
 _ERROR_OUT = ffi.typeof("char **")
@@ -297,7 +298,7 @@ class Context:
         words = (
             str(problem) if ours else f"all ranks must submit it, but rank {self.rank} could not: {_summary(problem)}"
         )
-        refusal = as_text(f"{operation} '{ffi.string(name).decode()}': {words}", _LONGEST_REFUSAL)
+        refusal = as_text(f"{operation} '{ffi.string(name).decode()}': {words}", _LONGEST_REFUSAL - _ROOM_FOR_RANK)
         request, handle, error = ffi.new("rt_request *"), ffi.new(_HANDLE_OUT), ffi.new(_ERROR_OUT)
         request.name, request.refusal = name, refusal
         request.operation, request.process_set = _OPERATION_IDS[operation], process_set

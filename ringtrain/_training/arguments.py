@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from ringtrain._binding._native import lib
 from ringtrain._runtime.arguments import check_least, check_reduction, integer, is_reduction, number
 from ringtrain._runtime.operations import Average, Compression, Sum
 from ringtrain._training.grouping import Groups
@@ -68,16 +69,12 @@ def check_scaling(owner: str, op: int, predivide: float, others: Mapping[str, in
         )
 
 
-MOST_ITEMS = 1 << 40  # as the core has it, whose sums of many are exact then
-
-
 def checked_items(items: object) -> int:
     """A number of items; raises InvalidArgumentError for what is none."""
     number = integer("items of count", items)
-    if not 0 <= number <= MOST_ITEMS:
-        raise InvalidArgumentError(
-            f"items of count: expected a whole number from 0 to {MOST_ITEMS} but found {number}."
-        )
+    most = lib.RT_HIGHEST_WEIGHT
+    if not 0 <= number <= most:
+        raise InvalidArgumentError(f"items of count: expected a whole number from 0 to {most} but found {number}.")
     return number
 
 

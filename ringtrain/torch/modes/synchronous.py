@@ -271,7 +271,6 @@ class SynchronousMode(AroundSteps):
 
     def _of_all(self, closure: Callable[[], _Loss]) -> Callable[[], _Loss]:
         """The user's closure with gradients and loss of all ranks, as one process with all batches has them."""
-
         passes = self._exchange.passes
         of_each = passes.items  # said before the step, so of each evaluation in it
 
@@ -280,7 +279,7 @@ class SynchronousMode(AroundSteps):
                 passes.items = of_each
             loss = closure()
             self._after_evaluation()
-            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", self._exchange.passes.reduced_items)
+            return _reduced_loss(loss, self.settings, f"{self.prefix}.loss", passes.reduced_items)
 
         return reducing_closure
 
