@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from training.layouts import LAYOUTS
 from training.shrinking import Language, exchanged, one_fewer, plainer
 
 LAYERS = 3
@@ -118,7 +119,6 @@ class Script:
         return self.accumulates in ("passes", "around", "within")
 
 
-LAYOUTS = {1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 SETS = {1: [()], 2: [()], 3: [(), (), ((0, 2), (1,)), ((1, 2), (0,))]}
 QUICK = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 OPTIMIZERS = [*QUICK, "lamb", "noise"]

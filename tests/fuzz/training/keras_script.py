@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from training.layouts import LAYOUTS
 from training.shrinking import Language, exchanged, one_fewer, plainer
 
 FIRST, HIDDEN, HEAD = 0, (1, 2), 3  # the layers of a model; the head is always trained
@@ -404,7 +405,7 @@ def _drawn_settings(source: random.Random) -> Script:
     script = Script(
         turns=(),
         ranks=ranks,
-        layout=source.choice({1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}[ranks]),
+        layout=source.choice(LAYOUTS[ranks]),
         model=source.choice(["functional", "sequential", "subclassed"]),
         table=source.choice(["", "", "sparse", "dense"]),
         regularizes=source.random() < 0.2,

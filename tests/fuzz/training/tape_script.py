@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from training.layouts import LAYOUTS
 from training.shrinking import Language, exchanged, one_fewer, plainer
 
 LAYERS = 3
@@ -70,7 +71,7 @@ def _drawn(source: random.Random) -> Script:
     return Script(
         turns=tuple(_drawn_turn(source, ranks) for _ in range(source.randint(1, 3))),
         ranks=ranks,
-        layout=source.choice({1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}[ranks]),
+        layout=source.choice(LAYOUTS[ranks]),
         op=source.choice(["average", "average", "sum"]),
         groups=source.choice([None, None, 1, 2]),
         predivide=source.choice([1.0, 1.0, 2.0]),

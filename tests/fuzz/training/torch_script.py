@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from training.layouts import LAYOUTS
 from training.shrinking import Language, exchanged, one_fewer, plainer
 
 LAYERS = 4
@@ -97,7 +98,6 @@ MODES: dict[str, dict[str, Any]] = {
     "predivided": {"gradient_predivide_factor": 2.0},
     "sharded": {"sharded": True},
 }
-LAYOUTS = {1: [""], 2: ["", "1+1"], 3: ["", "2+1", "1+1+1"]}
 OPTIMIZER_NAMES = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 
 
