@@ -140,12 +140,7 @@ class LosslessState(State):
         joins = current().takes_over
         transaction.enter()
         if joins:
-            print(
-                f"ringtrain: rank {current().rank} has joined after step {self.step}, {seconds_of_process():.1f} s after the start of its "
-                "process.",
-                file=sys.stderr,
-                flush=True,
-            )
+            say_joined(self.step)
 
     def _tell_change(self) -> None:
         """Calls the listeners if the number of ranks is not the one that was told last, which goes with the state."""
@@ -199,6 +194,16 @@ def require_averages(owner: str, averages: bool) -> None:
             f"{owner}: with --batch constant gradients must be averaged, weighed by samples, but op is another one, whose result "
             "depends on the number of ranks. Use op=Average."
         )
+
+
+def say_joined(step: int) -> None:
+    """Says on a rank that it has joined others."""
+    print(
+        f"ringtrain: rank {current().rank} has joined after step {step}, {seconds_of_process():.1f} s after the start of its "
+        "process.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def seconds_of_process() -> float:

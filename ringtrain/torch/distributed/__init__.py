@@ -7,6 +7,7 @@ torch 2.5 and later find it where ringtrain is installed; for torch 2.4 import t
 is the guide.
 """
 
+import importlib
 from typing import Any
 
 import ringtrain_backend
@@ -14,15 +15,14 @@ from ringtrain.torch.distributed.creation import create
 from ringtrain.torch.distributed.monitored_barrier import offer as _offer_monitored_barrier
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
-__all__ = ["Guard", "RingtrainProcessGroup", "create"]
+__all__ = ["Guard", "ReplicaSampler", "RingtrainProcessGroup", "ShardedGuard", "create"]
+_OF_ELASTIC_JOBS = {"Guard": "guard", "ReplicaSampler": "replica_sampler", "ShardedGuard": "sharded_guard"}
 
 
 def __getattr__(name: str) -> Any:
-    """Elastic jobs alone need it."""
-    if name == "Guard":
-        from ringtrain.torch.distributed.guard import Guard
-
-        return Guard
+    """Elastic jobs alone need these."""
+    if name in _OF_ELASTIC_JOBS:
+        return getattr(importlib.import_module(f"{__name__}.{_OF_ELASTIC_JOBS[name]}"), name)
     raise AttributeError(name)
 
 

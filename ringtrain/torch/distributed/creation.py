@@ -53,6 +53,9 @@ def create(place: Place, options: object = None) -> RingtrainProcessGroup:
     check_among(demand, options, [None], "docs/options.md has ringtrain's, as variables of the environment")
     members = place.global_ranks_in_group
     name = place.group_id
+    if _is_within_replica():
+        context = _world_apart(place)
+        return RingtrainProcessGroup(context, name, place.timeout, context.close, place.store)
     if not members:
         context, is_ours = _world(place)
         close = start.shutdown if is_ours else lambda: None
@@ -103,6 +106,12 @@ def _is_own_store(store: dist.Store) -> bool:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return isinstance(store, dist.HashStore)
+
+
+def _is_within_replica() -> bool:
+    """Whether torchrun has started several processes in one slot of another launcher, whose ranks these are not (``ShardedGuard``)."""
+    environ = options.environment()
+    return "TORCHELASTIC_RUN_ID" in environ and launcher.has_started_this(environ)
 
 
 def _is_announced(place: Place) -> bool:

@@ -90,13 +90,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         multiple_of: int = 1,
         cost: Sequence[float] | Callable[[int], float] | None = None,
     ):
-        try:
-            current()
-        except NotInitializedError:
-            raise NotInitializedError(
-                "ElasticSampler: init() must be called before, since samples are dealt to the ranks that there are, but was not. Make "
-                "the sampler behind it."
-            ) from None
+        size, _ = self._dealt_to()
         self.share_rules = share_rules("ElasticSampler", len(dataset), most, multiple_of, cost)
         self.dataset = dataset
         self.shuffle = shuffle
@@ -108,7 +102,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._has_given_all = False  # of the epoch, to an iteration
         self._draws_given = self._samples_given = 0  # of the epoch, to the present iteration
         self._planned = membership.planned()
-        if cost is not None and not self._planned and current().size > 1:
+        if cost is not None and not self._planned and size > 1:
             raise InvalidArgumentError(
                 "ElasticSampler: cost must come with --elastic --batch constant or balanced, where ranks share batches, but this job has "
                 "neither. Add the flag to ringtrainrun, or leave it out."
@@ -276,6 +270,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     # ----
 
+    def _dealt_to(self) -> tuple[int, int]:
+        """Among how many samples are dealt where nobody else says so, and this one's place."""
+        try:
+            context = current()
+        except NotInitializedError:
+            raise NotInitializedError(
+                "ElasticSampler: init() must be called before, since samples are dealt to the ranks that there are, but was not. Make "
+                "the sampler behind it."
+            ) from None
+        return context.size, context.rank
+
     def _drawn(self, position: int | list[int] | None) -> Drawn:
         if position is None:
             self._has_given_all = True
@@ -305,8 +310,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def reset(self) -> None:
         """Deals what is left over the ranks of the present world; in a ``State(model=..., optimizer=...)`` as the open step is dealt."""
         if self._follower is None:  # else `deal` says, since contributors are places among those to whom it was dealt
-            context = current()
-            self.num_replicas, self.rank = context.size, context.rank
+            self.num_replicas, self.rank = self._dealt_to()
         order = sharding.order(len(self.dataset), self.seed if self.shuffle else None, self.epoch)
         self._order = order
         self.remaining_indices = order[self.processed_num :].tolist()
@@ -322,8 +326,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     def _follow_world(self) -> None:
         """One of no ``State`` is told of no change: what is left is dealt where it is read next."""
-        context = current()
-        if self._follower is None and (self.num_replicas, self.rank) != (context.size, context.rank):
+        if self._follower is None and (self.num_replicas, self.rank) != self._dealt_to():
             self.reset()
 
     def state_dict(self) -> Progress:

@@ -1,0 +1,124 @@
+"""A replica of a sharded model: the processes that hold one copy of it together, of which one alone is a rank of the job.
+
+Under ``ringtrainrun ... torchrun --nproc-per-node 4 train.py`` each of ringtrain's slots is a replica of four processes, whose
+default group is torchrun's. Its first process leads it: it speaks with the other replicas. What they decide, such as that
+samples are dealt anew, the leader has all processes of its replica do. So a replica contributes as a whole, dies as a whole,
+and joins as a whole, and the core's rules for ranks hold for replicas.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ringtrain.errors import PeerLostError
+
+Result = TypeVar("Result")
+_RETURN, _RAISE = "return", "raise"
+_LEADER = 0
+
+
+class Replica:
+    """This process in its replica.
+
+    Args:
+        deeds: what the leader may have each process do, by name; the same on all.
+
+    Attributes:
+        deeds: as given.
+        place: of this process among those of its replica.
+        size: how many they are.
+        leads: whether this process is a rank of the job.
+    """
+
+    def __init__(self, deeds: Mapping[str, Callable[..., object]]) -> None:
+        self.place, self.size = dist.get_rank(), dist.get_world_size()
+        self.leads = self.place == _LEADER
+        self.deeds = dict(deeds)
+
+    def together(self, decide: Callable[[], Result]) -> Result:
+        """What a function returns that the leader alone calls; all processes call this, and the others do what it tells them.
+
+        Args:
+            decide: speaks with other replicas. Its result must pickle. What it raises, all raise.
+        """
+        if not self.leads:
+            return self._follow()
+        try:
+            result = decide()
+        except BaseException as problem:
+            with suppress(Exception):  # of the two problems, the first
+                self._say(_RAISE, problem)
+            raise
+        self._say(_RETURN, result)
+        return result
+
+    def tell(self, deed: str, *given: object) -> None:
+        """Has each process of the replica do something; for the leader, in ``together``."""
+        self._say(deed, given)
+        self.deeds[deed](*given)
+
+    def of(self, place: int, make: Callable[[], object]) -> Any:
+        """For the leader what a process makes, for that one None; the two call it."""
+        if place == _LEADER:
+            return make()
+        if not self.leads:
+            dist.send_object_list([make()], _LEADER)
+            return None
+        found: list[Any] = [None]
+        dist.recv_object_list(found, place)
+        return found[0]
+
+    def hand(self, place: int, value: object) -> Any:
+        """What the leader gives to a process; the two call it."""
+        if place == _LEADER:
+            return value
+        found = [value]
+        if self.leads:
+            dist.send_object_list(found, place)
+        else:
+            dist.recv_object_list(found, _LEADER)
+        return found[0]
+
+    def gather(self, values: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """The flat tensors of all processes, of so many elements each, by their places; on others than the leader nothing."""
+        padded = _padded(values, max(sizes))
+        found = [torch.empty_like(padded) for _ in sizes] if self.leads else None
+        dist.gather(padded, found, _LEADER)
+        return [each[:size] for each, size in zip(found or [], sizes, strict=False)]
+
+    def scatter(self, values: Sequence[torch.Tensor], like: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """What the leader has for each process, of so many elements, to each its own."""
+        taken = like.new_empty(max(sizes))
+        dist.scatter(taken, [_padded(each, max(sizes)) for each in values] if self.leads else None, _LEADER)
+        return taken[: sizes[self.place]]
+
+    def _follow(self) -> Any:
+        while True:
+            deed, given = self._hear()
+            if deed == _RETURN:
+                return given
+            if deed == _RAISE:
+                raise given
+            self.deeds[deed](*given)
+
+    def _say(self, deed: str, given: object) -> None:
+        dist.broadcast_object_list([deed, given], _LEADER)
+
+    def _hear(self) -> tuple[str, Any]:
+        said: list[Any] = [None, None]
+        try:
+            dist.broadcast_object_list(said, _LEADER)
+        except RuntimeError as problem:  # the group's, in words of its backend
+            raise PeerLostError(
+                f"ShardedGuard: process 0 must tell process {self.place} of its replica what to do, but has ended. Look for its own last "
+                "words. The whole replica ends, and may come back."
+            ) from problem
+        return said[0], said[1]
+
+
+def _padded(values: torch.Tensor, size: int) -> torch.Tensor:
+    """Collectives of torch want one size on all processes, where shards may differ by a row."""
+    return values if len(values) == size else torch.nn.functional.pad(values, (0, size - len(values)))

@@ -1,0 +1,128 @@
+"""Gradients of a sharded model as averages over the replicas: parts go to the leader, averages come back.
+
+FSDP2 has averaged them within the replica by then. The leader sends one flat tensor for each process and dtype.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from ringtrain.torch.distributed.replica import Replica
+
+Average = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class ReplicaGradients:
+    """Those of an optimizer, in one process of a replica.
+
+    Args:
+        replica: of this process.
+        model: whose passes are followed.
+        optimizer: of its parameters.
+        average: of flat tensors over all replicas; for leaders.
+    """
+
+    def __init__(
+        self, replica: Replica, model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average
+    ) -> None:
+        self._replica, self._optimizer, self._average = replica, optimizer, average
+        self._is_queued = False  # the average, behind the backward pass that is under way
+        self._are_averages = False  # since the last update
+        self._sizes: dict[tuple[int, ...], list[list[int]]] = {}  # of flat tensors by dtype and process, by parameters
+        model.register_forward_hook(self._follow_outputs)
+
+    def average_rest(self) -> None:
+        """Before an update: averages what no backward pass has, as of a loss that the model's outputs were not part of."""
+        if not self._are_averages:
+            self._average_all()
+
+    def begin(self) -> None:
+        """Other gradients may come."""
+        self._are_averages = False
+
+    # ---- behind a backward pass ----
+
+    def _follow_outputs(self, _model: object, _inputs: object, outputs: object) -> None:
+        self._is_queued = False  # also if the last pass has failed
+        for each in pytree.tree_leaves(outputs):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(self._queue)
+
+    def _queue(self, _gradient: torch.Tensor) -> None:
+        """Behind what FSDP2 queues for the end of the pass, which it has done when the first callback is called."""
+        if not self._is_queued:
+            self._is_queued = True
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._average_pass))
+
+    def _average_pass(self) -> None:
+        self._is_queued = False
+        self._average_all()
+
+    # ---- the average ----
+
+    def _average_all(self) -> None:
+        groups = self._trained()
+        if not any(each.grad is not None for group in groups for each in group):
+            return  # FSDP2 keeps them, as of all but the last of several passes
+        self._are_averages = True
+        sizes = self._sizes_of(groups)
+        packed = [_packed(group) for group in groups]
+        parts = [self._replica.gather(*each) for each in zip(packed, sizes, strict=True)]
+        averages: list[torch.Tensor] = []
+        self._replica.together(lambda: averages.extend(self._average([each for of_all in parts for each in of_all])))
+        count = self._replica.size
+        for k, group in enumerate(groups):
+            of_all = averages[k * count : (k + 1) * count]
+            _unpack(group, self._replica.scatter(of_all, packed[k], sizes[k]))
+
+    def _trained(self) -> list[list[torch.nn.Parameter]]:
+        """The parameters that have gradients, by dtype."""
+        trained = [each for group in self._optimizer.param_groups for each in group["params"] if each.requires_grad]
+        dtypes = sorted({each.dtype for each in trained}, key=str)
+        return [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
+
+    def _sizes_of(self, groups: list[list[torch.nn.Parameter]]) -> list[list[int]]:
+        """Elements of each process's flat tensor, by dtype; processes tell each other once what they train."""
+        key = tuple(id(each) for group in groups for each in group)
+        if key not in self._sizes:
+            found: list[Any] = [None] * self._replica.size
+            dist.all_gather_object(found, [sum(local(each).numel() + 1 for each in group) for group in groups])
+            self._sizes[key] = [list(each) for each in zip(*found, strict=True)]
+        return self._sizes[key]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a tensor, in its memory; the tensor itself if it is whole."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _packed(group: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parts of gradients, and behind them a number for each: 1 if it is there.
+
+    So a replica where a parameter had no part in the loss counts with zeros, and one that had none anywhere keeps none.
+    """
+    marks = local(group[0]).new_tensor([float(each.grad is not None) for each in group])
+    return torch.cat([*map(_values, group), marks])
+
+
+def _values(parameter: torch.Tensor) -> torch.Tensor:
+    like = local(parameter)
+    return like.new_zeros(like.numel()) if parameter.grad is None else local(parameter.grad).reshape(-1)
+
+
+def _unpack(group: Sequence[torch.Tensor], packed: torch.Tensor) -> None:
+    *parts, marks = packed.split([*(local(each).numel() for each in group), len(group)])
+    for parameter, part, is_there in zip(group, parts, marks.tolist(), strict=True):
+        if is_there:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            target = local(parameter.grad)
+            target.copy_(part.view_as(target))
+
+

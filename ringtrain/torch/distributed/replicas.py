@@ -1,0 +1,175 @@
+"""What the leaders of replicas do together: a leader is a rank of the job, and speaks for its replica.
+
+Steps survive by the transaction of all elastic jobs (``ringtrain.elastic.transaction``). What follows for the samples and the
+state of each process, the leader has its replica do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from ringtrain._binding import options
+from ringtrain._bootstrap import membership, start
+from ringtrain._rendezvous import launcher
+from ringtrain._runtime import context as contexts
+from ringtrain._runtime.context import current
+from ringtrain._runtime.objects import allgather_object
+from ringtrain._training.guard import Part
+from ringtrain.elastic.balance import ShareRules
+from ringtrain.elastic.lossless import say_joined
+from ringtrain.elastic.transaction import Transaction
+from ringtrain.errors import UnsupportedError
+from ringtrain.torch import reductions
+from ringtrain.torch.distributed.replica import Replica
+from ringtrain.torch.distributed.replica_sampler import ReplicaSampler
+from ringtrain.torch.distributed.replica_state import ReplicaState
+
+Result = TypeVar("Result")
+_GRADIENTS = "ringtrain.replicas.gradients"
+_OBJECTS = "ringtrain.replicas.objects"
+
+
+class Replicas:
+    """All of them, as one leader sees them. Its methods are for leaders, in ``Replica.together``.
+
+    Args:
+        replica: its own.
+        sampler: of its process.
+        state: what replicas that join take over.
+        step: how many updates were made.
+    """
+
+    def __init__(
+        self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState, step: Callable[[], int]
+    ) -> None:
+        self._replica, self._sampler, self._state, self._step = replica, sampler, state, step
+        self._is_one = False  # no launcher has started others
+        self._transaction: Transaction | None = None  # None in a job of a fixed size
+
+    def join(self) -> None:
+        """Becomes a rank of the job, if ringtrain's launcher or an MPI's has started the replicas.
+
+        Raises:
+            UnsupportedError: ``--batch constant`` or ``balanced``.
+        """
+        self._is_one = not launcher.has_started_this(options.environment())
+        if self._is_one:
+            return
+        if not contexts.is_initialized():
+            start.init()
+        member = membership.current()
+        if member is None:
+            return
+        if member.planned:
+            raise UnsupportedError(
+                "ShardedGuard: replicas must have as many samples each, but the job has --batch constant or balanced. Leave the flag out."
+            )
+        self._transaction = Transaction(member, _Training(self._replica, self._sampler, self._state))
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of this replica, and how many there are."""
+        return (0, 1) if self._is_one else (current().rank, current().size)
+
+    # ---- the loop ----
+
+    def enter(self) -> None:
+        """The loop begins, with the state of the first replica."""
+        if self._transaction is not None:
+            joins = current().takes_over
+            self._transaction.enter()
+            if joins:
+                say_joined(self._step())
+            return
+        number, count = self.place
+        self._replica.tell("deal", count, number)
+        if not self._is_one:
+            self._state.exchange(self._replica)
+
+    def pause(self) -> None:
+        """Between two steps: lets replicas join and leave, if all have agreed on it."""
+        if self._transaction is not None:
+            self._transaction.close()
+            self._transaction.pause()
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self.pause()
+        if self._transaction is not None:
+            self._transaction.begin()
+
+    def end_step(self) -> None:
+        """The optimizer updates its parameters: the samples of the step are done."""
+        if self._transaction is not None:
+            self._transaction.close(is_empty=True)
+        else:
+            self._replica.tell("finish_window", None)  # nobody can be lost
+
+    def end_epoch(self) -> None:
+        """Has the next epoch begin between two steps: the draw that has found nothing left was for none."""
+        if self._transaction is not None and not self._sampler.has_drawn:
+            self._transaction.close(is_empty=True)
+
+    def finish(self) -> None:
+        """Returns when all replicas have the last step."""
+        if self._transaction is not None:
+            self._transaction.finish()
+
+    # ---- what they exchange ----
+
+    def average(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of flat tensors, which stay as they are."""
+        if self._is_one:
+            return parts
+        return self._survive(lambda: reductions.grouped_allreduce(parts, name=_GRADIENTS), Part.SOME)
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        """What all processes have, by replica and process."""
+        if self._is_one:
+            return values
+        of_all = self._survive(lambda: allgather_object(values, _OBJECTS), Part.NOTHING)
+        return [each for replica in of_all for each in replica]
+
+    def _survive(self, function: Callable[[], Result], part: Part) -> Result:
+        return function() if self._transaction is None else self._transaction.survive(function, part)
+
+
+class _Training:
+    """What the transaction of a leader goes on with; it owns nothing."""
+
+    def __init__(self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState) -> None:
+        self._replica, self._sampler, self._state = replica, sampler, state
+
+    def enter_world(self) -> None:
+        """Nothing is bound to a world."""
+
+    def outline(self) -> dict[str, str]:
+        return self._state.outline(self._replica.size)
+
+    def take_state(self) -> None:
+        self._state.exchange(self._replica)
+
+    def deal(self, size: int, place: int) -> None:
+        self._replica.tell("deal", size, place)
+
+    def batch(self) -> int:
+        return self._sampler.batch
+
+    def share_rules(self) -> ShareRules:
+        return ShareRules()
+
+    def work(self) -> float:
+        return self._sampler.work
+
+    def share(self, counts: Sequence[int]) -> None:
+        """Shares are equal."""
+
+    def drawn(self) -> str:
+        return self._sampler.drawn
+
+    def finish_window(self, contributors: set[int] | None) -> None:
+        self._replica.tell("finish_window", contributors)
+
+    def weight(self, contributors: set[int] | None) -> int | None:
+        """All count alike."""
