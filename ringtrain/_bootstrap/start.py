@@ -207,6 +207,7 @@ def _open_world(comm: Any, place: places.Place | None, chosen: dict[str, str]) -
         )
     if place is not None:
         return _open_met(comm, place, chosen)
+    launcher.refuse_part_of_rank(environ)
     if launcher.is_elastic(environ):
         from ringtrain._bootstrap.elastic_opening import open_elastic  # which a job of a fixed size does not load
 

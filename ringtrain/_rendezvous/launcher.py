@@ -145,6 +145,13 @@ def is_elastic(environ: Mapping[str, str]) -> bool:
     return find_elastic(environ) is not None or bool(find_authority(environ))
 
 
+def has_started_replicas(environ: Mapping[str, str]) -> bool:
+    """Whether each of several ranks of another launcher is a torchrun, so that this process is part of a rank (``ShardedGuard``)."""
+    found = find_introduced(environ) or find(environ)
+    several = is_elastic(environ) or (found is not None and (found.size is None or found.size > 1))
+    return several and "TORCHELASTIC_RUN_ID" in environ and environ.get("GROUP_WORLD_SIZE") == "1"
+
+
 def has_started_this(environ: Mapping[str, str]) -> bool:
     """Whether this process is a rank that an MPI's launcher or `ringtrainrun` has started, perhaps the only one."""
     return (
@@ -177,6 +184,16 @@ def refuse_child(environ: Mapping[str, str], process: int) -> None:
             f"init: this process ({process}) must be a rank of its own, but is a child of rank {rank} (process {parent}), "
             f"whose variables it has inherited. Call init() in the rank alone; set {ALONE}=1 in the child's environment "
             "where it is to be a world of one."
+        )
+
+
+def refuse_part_of_rank(environ: Mapping[str, str]) -> None:
+    """Raises UnsupportedError in all but the first process that torchrun has started in a slot of `ringtrainrun`, which is one rank."""
+    if has_started_replicas(environ) and "RINGTRAIN_LAUNCHER" in environ and environ.get("LOCAL_RANK", "0") != "0":
+        raise UnsupportedError(
+            f"init: one process must be the rank of a slot of ringtrainrun, but this is process {environ['LOCAL_RANK']} of "
+            f"{environ.get('LOCAL_WORLD_SIZE')} that torchrun has started there. Leave torchrun out, and give ringtrainrun as many "
+            "slots; or train replicas of a sharded model with ringtrain.torch.distributed.ShardedGuard, which calls init() itself."
         )
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from ringtrain._binding import options
+from ringtrain._binding import options as settings
 from ringtrain._bootstrap import membership, start
 from ringtrain._rendezvous import launcher
 from ringtrain._runtime import context as contexts
@@ -53,7 +53,7 @@ def create(place: Place, options: object = None) -> RingtrainProcessGroup:
     check_among(demand, options, [None], "docs/options.md has ringtrain's, as variables of the environment")
     members = place.global_ranks_in_group
     name = place.group_id
-    if _is_within_replica():
+    if launcher.has_started_replicas(settings.environment()):  # torchrun's processes are no ranks of ringtrain's job
         context = _world_apart(place)
         return RingtrainProcessGroup(context, name, place.timeout, context.close, place.store)
     if not members:
@@ -108,15 +108,9 @@ def _is_own_store(store: dist.Store) -> bool:
     return isinstance(store, dist.HashStore)
 
 
-def _is_within_replica() -> bool:
-    """Whether torchrun has started several processes in one slot of another launcher, whose ranks these are not (``ShardedGuard``)."""
-    environ = options.environment()
-    return "TORCHELASTIC_RUN_ID" in environ and launcher.has_started_this(environ)
-
-
 def _is_announced(place: Place) -> bool:
     """Whether a launcher has started these ranks that introduces them to each other: then they need no store."""
-    environ = options.environment()
+    environ = settings.environment()
     if launcher.is_elastic(environ):
         return True
     found = launcher.find_introduced(environ) or launcher.find(environ)

@@ -86,7 +86,7 @@ def _check(model: Any, sampler: object) -> None:
     if isinstance(model, torch.nn.Module) and any(map(shard_kind, model.parameters())):
         raise UnsupportedError(
             "Guard: expected a model of which each rank has a whole copy but found one whose parameters are sharded, as by FSDP. A "
-            "shard is lost with its rank: save checkpoints with torch.distributed.checkpoint, and start the job again."
+            "shard is lost with its rank. Use ringtrain.torch.distributed.ShardedGuard, with replicas that have all shards."
         )
     demand = "Guard: the model must be a DistributedDataParallel"
     check_kind(demand, model, DistributedDataParallel, "Give hvd.elastic.State a model without that wrapper")

@@ -3,14 +3,14 @@
 FSDP2 has averaged them within the replica by then. The leader sends one flat tensor for each process and dtype.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
+from ringtrain.torch.backward import call_at_end
 from ringtrain.torch.distributed.replica import Replica
 
 Average = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -48,16 +48,15 @@ class ReplicaGradients:
 
     def _follow_outputs(self, _model: object, _inputs: object, outputs: object) -> None:
         self._is_queued = False  # also if the last pass has failed
-        for each in pytree.tree_leaves(outputs):
-            if isinstance(each, torch.Tensor) and each.requires_grad:
+        for each in _tensors_in(outputs):
+            if each.requires_grad:
                 each.register_hook(self._queue)
 
     def _queue(self, _gradient: torch.Tensor) -> None:
         """Behind what FSDP2 queues for the end of the pass, which it has done when the first callback is called."""
         if not self._is_queued:
             self._is_queued = True
-            queue = torch.autograd.Variable._execution_engine.queue_callback
-            queue(lambda: queue(self._average_pass))
+            call_at_end(lambda: call_at_end(self._average_pass))
 
     def _average_pass(self) -> None:
         self._is_queued = False
@@ -102,6 +101,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
+def _tensors_in(outputs: object) -> Iterator[torch.Tensor]:
+    """Those of a module's outputs: a tensor, or containers of some."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, (list, tuple, Mapping)):
+        for each in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors_in(each)
+
+
 def _packed(group: Sequence[torch.Tensor]) -> torch.Tensor:
     """Parts of gradients, and behind them a number for each: 1 if it is there.
 
@@ -124,5 +132,3 @@ def _unpack(group: Sequence[torch.Tensor], packed: torch.Tensor) -> None:
                 parameter.grad = torch.zeros_like(parameter)
             target = local(parameter.grad)
             target.copy_(part.view_as(target))
-
-

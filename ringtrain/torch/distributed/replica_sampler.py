@@ -24,7 +24,9 @@ class ReplicaSampler(ElasticSampler):
     def finish_window(self, contributors: set[int] | None) -> None:
         """What was taken since the last call is processed, but for what was drawn in replicas that are no contributors."""
         processes, _ = self._replica()
-        places = None if contributors is None else {each * processes + k for each in contributors for k in range(processes)}
+        places = (
+            None if contributors is None else {each * processes + k for each in contributors for k in range(processes)}
+        )
         super().finish_window(places)
 
     def _dealt_to(self) -> tuple[int, int]:

@@ -1,20 +1,16 @@
 """What a replica that joins takes over: each process the state of the one at its place in the first replica.
 
-Leaders send it to each other as bytes, one process's after the other.
+Leaders send it to each other, one process's after the other.
 """
 
-import io
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import broadcast_object
-from ringtrain._runtime.operations import broadcast
 from ringtrain.torch.distributed.replica import Replica
 from ringtrain.torch.distributed.replica_gradients import local
 from ringtrain.torch.distributed.replica_sampler import ReplicaSampler
@@ -23,10 +19,12 @@ from ringtrain.torch.elastic.transfer import keeps_identity
 _NAME = "ringtrain.replicas.state"
 
 
-class _Local(NamedTuple):
-    """The part of a sharded tensor that a process has, on its way to another one."""
+class _Part(NamedTuple):
+    """A tensor, or this process's part of a sharded one, on its way to another process."""
 
     values: torch.Tensor
+    is_sharded: bool
+    device: str  # "cpu" or another kind
 
 
 class ReplicaState:
@@ -48,7 +46,7 @@ class ReplicaState:
         self._owner, self._names = owner, names
         self._model, self._optimizer, self._sampler = model, optimizer, sampler
         self._is_there = False  # on all processes of this replica; the leader's to know
-        self._in_transit: bytes | None = None  # the state of a process, in its leader's hands
+        self._in_transit: dict[str, Any] | None = None  # the state of a process, in its leader's hands
 
     def outline(self, processes: int) -> dict[str, str]:
         """What replicas must have alike."""
@@ -70,7 +68,7 @@ class ReplicaState:
         for place in range(replica.size):
             if gives:
                 replica.tell("give", place)
-            state = _of_first(self._in_transit)
+            state = broadcast_object(self._in_transit, 0, _NAME)
             if not gives and not self._is_there:
                 self._in_transit = state
                 replica.tell("take", place)
@@ -82,42 +80,38 @@ class ReplicaState:
     def give(self, replica: Replica, place: int) -> None:
         """The process at this place gives its state to the leader."""
         if replica.leads or place == replica.place:
-            self._in_transit = replica.of(place, self._packed)
+            self._in_transit = replica.of(place, self._own)
 
     def take(self, replica: Replica, place: int) -> None:
         """The process at this place takes the state that the leader has."""
         if replica.leads or place == replica.place:
             state = replica.hand(place, self._in_transit)
             if place == replica.place:
-                self._unpack(state)
+                self._take_over(state)
 
     # ----
 
-    def _packed(self) -> bytes:
+    def _own(self) -> dict[str, Any]:
         values = {name: getattr(self._owner, name) for name in self._names}
-        whole = {
-            "tensors": {name: local(each) for name, each in _tensors(self._model)},
+        states = [self._optimizer.state.get(each) for each in _parameters(self._optimizer)]
+        return {
+            "tensors": {name: _sent(each) for name, each in _tensors(self._model)},
             "trained": [each.requires_grad for each in self._model.parameters()],
-            "states": [self._optimizer.state.get(each) for each in _parameters(self._optimizer)],
+            "states": [each and {name: _sent(value) for name, value in each.items()} for each in states],
             "options": [{**group, "params": None} for group in self._optimizer.param_groups],
             "values": {name: each.state_dict() if keeps_identity(each) else each for name, each in values.items()},
             "sampler": self._sampler.state_dict(),
         }
-        file = io.BytesIO()
-        torch.save(pytree.tree_map_only(DTensor, lambda each: _Local(local(each)), whole), file)
-        return file.getvalue()
 
-    def _unpack(self, state: bytes) -> None:
-        kept = torch.load(io.BytesIO(state), weights_only=False)
+    def _take_over(self, kept: dict[str, Any]) -> None:
         for name, each in _tensors(self._model):
-            local(each).copy_(kept["tensors"][name])
+            local(each).copy_(kept["tensors"][name].values)
         for parameter, trains in zip(self._model.parameters(), kept["trained"], strict=True):
             parameter.requires_grad_(trains)
         for parameter, values in zip(_parameters(self._optimizer), kept["states"], strict=True):
-            if values is None:
-                self._optimizer.state.pop(parameter, None)
-            else:
-                self._optimizer.state[parameter] = {name: _dealt_as(parameter, each) for name, each in values.items()}
+            self._optimizer.state.pop(parameter, None)
+            if values is not None:
+                self._optimizer.state[parameter] = {name: _taken(each, parameter) for name, each in values.items()}
         for group, options in zip(self._optimizer.param_groups, kept["options"], strict=True):
             group.update({**options, "params": group["params"]})
         for name, value in kept["values"].items():
@@ -129,13 +123,6 @@ class ReplicaState:
         self._sampler.load_state_dict(kept["sampler"])
 
 
-def _of_first(state: bytes | None) -> bytes:
-    """What the leader of the first replica has, on all leaders."""
-    size = broadcast_object(None if state is None else len(state), 0, f"{_NAME}.size")
-    own = np.empty(size, np.uint8) if state is None else np.frombuffer(state, np.uint8)
-    return broadcast(own, 0, _NAME).tobytes()
-
-
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
@@ -145,11 +132,20 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _dealt_as(parameter: Any, value: object) -> object:
-    """A part of a sharded tensor as such, dealt as a parameter is here; any other value as it is."""
-    if not isinstance(value, _Local):
+def _sent(value: object) -> object:
+    """A value of an optimizer's state, or a tensor of a model; tensors as parts."""
+    if not isinstance(value, torch.Tensor):
         return value
-    mesh, placements = parameter.device_mesh, parameter.placements
+    return _Part(local(value).cpu(), isinstance(value, DTensor), value.device.type)
+
+
+def _taken(value: object, like: Any) -> object:
+    """The same here, on the device of a parameter, and dealt as that is."""
+    if not isinstance(value, _Part):
+        return value
+    values = value.values if value.device == "cpu" else value.values.to(like.device)
+    if not value.is_sharded:
+        return values
     return DTensor.from_local(
-        value.values, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        values, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

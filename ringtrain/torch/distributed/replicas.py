@@ -17,9 +17,10 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._training.guard import Part
 from ringtrain.elastic.balance import ShareRules
+from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.lossless import say_joined
 from ringtrain.elastic.transaction import Transaction
-from ringtrain.errors import UnsupportedError
+from ringtrain.errors import MismatchError, UnsupportedError
 from ringtrain.torch import reductions
 from ringtrain.torch.distributed.replica import Replica
 from ringtrain.torch.distributed.replica_sampler import ReplicaSampler
@@ -28,6 +29,7 @@ from ringtrain.torch.distributed.replica_state import ReplicaState
 Result = TypeVar("Result")
 _GRADIENTS = "ringtrain.replicas.gradients"
 _OBJECTS = "ringtrain.replicas.objects"
+_OUTLINE = "ringtrain.replicas.outline"
 
 
 class Replicas:
@@ -40,20 +42,18 @@ class Replicas:
         step: how many updates were made.
     """
 
-    def __init__(
-        self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState, step: Callable[[], int]
-    ) -> None:
+    def __init__(self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState, step: Callable[[], int]) -> None:
         self._replica, self._sampler, self._state, self._step = replica, sampler, state, step
         self._is_one = False  # no launcher has started others
         self._transaction: Transaction | None = None  # None in a job of a fixed size
 
     def join(self) -> None:
-        """Becomes a rank of the job, if ringtrain's launcher or an MPI's has started the replicas.
+        """Becomes a rank of the job, if a launcher has started several replicas.
 
         Raises:
             UnsupportedError: ``--batch constant`` or ``balanced``.
         """
-        self._is_one = not launcher.has_started_this(options.environment())
+        self._is_one = not launcher.has_started_replicas(options.environment())
         if self._is_one:
             return
         if not contexts.is_initialized():
@@ -82,10 +82,16 @@ class Replicas:
             if joins:
                 say_joined(self._step())
             return
+        if not self._is_one:
+            self._refuse_unlike()
+            self._state.exchange(self._replica)
         number, count = self.place
         self._replica.tell("deal", count, number)
-        if not self._is_one:
-            self._state.exchange(self._replica)
+
+    def _refuse_unlike(self) -> None:
+        outlines = allgather_object(self._state.outline(self._replica.size), _OUTLINE)
+        if different := unlike(outlines):
+            raise MismatchError(refusal(outlines, different[0]))
 
     def pause(self) -> None:
         """Between two steps: lets replicas join and leave, if all have agreed on it."""

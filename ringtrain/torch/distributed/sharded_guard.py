@@ -26,10 +26,6 @@ from ringtrain.torch.distributed.replicas import Replicas
 class ShardedGuard:
     """A training with FSDP2 in several replicas that goes on when some die, and admits others: no step is lost.
 
-    A replica is what torchrun starts in one of ringtrain's slots: ``ringtrainrun --elastic -np 1:4 -H a:1,b:1,c:1,d:1 torchrun
-    --standalone --nproc-per-node 8 train.py`` trains up to four replicas of eight processes each. When a process dies, its
-    replica dies with it, and comes back with the state of a living one.
-
     Example:
         >>> dist.init_process_group("ringtrain")  # the processes of this replica; any backend will do
         >>> fully_shard(model)
@@ -40,6 +36,10 @@ class ShardedGuard:
         ...         optimizer.zero_grad()
         ...         loss_of(model(x), y).backward()
         ...         optimizer.step()
+
+    A replica is what torchrun starts in one of ringtrain's slots: ``ringtrainrun --elastic -np 1:4 -H a:1,b:1,c:1,d:1 torchrun
+    --standalone --nproc-per-node 8 train.py`` trains up to four replicas of eight processes each. When a process dies, its
+    replica dies with it, and comes back with the state of a living one.
 
     Behind ``backward()`` gradients are the averages over all replicas, so that they may be clipped as those of one process. All
     processes of a replica run the same program, as FSDP2 wants it. It works likewise in a job that is not elastic, and under
