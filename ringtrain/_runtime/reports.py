@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 
 from ringtrain._runtime import stacks
+from ringtrain.errors import InvalidArgumentError
 
 OUR_THREADS = "ringtrain-"  # their names begin so, and nobody looks for a fault in them
 OUR_POOLS = "ringtrain."  # likewise: they run what a program gives them, or wait for other ranks
@@ -36,7 +37,12 @@ def answer_requests(signal_number: int, show_lines: Callable[[], None]) -> int:
         show_lines: logs the lines that the library keeps; called on another thread.
     """
     if signal_number and signal.getsignal(signal_number) == signal.SIG_DFL:
-        faulthandler.register(signal_number, file=_STDERR, all_threads=True)
+        try:
+            faulthandler.register(signal_number, file=_STDERR, all_threads=True)
+        except (OSError, RuntimeError):  # of the kernel; of faulthandler, which has SIGSEGV and its like
+            raise InvalidArgumentError(
+                f"init: stack_signal must be a signal that a program may handle, but is {signal_number}. Take another one, or 0 for none."
+            ) from None
     if os.getpid() not in _requests:
         asked, ask = os.pipe()
         os.set_blocking(ask, False)

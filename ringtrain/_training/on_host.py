@@ -12,6 +12,7 @@ import numpy as np
 
 from ringtrain._binding import tables
 from ringtrain._binding.buffers import as_buffer
+from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import powersgd
 from ringtrain._training.arrays import NUMPY
@@ -252,8 +253,9 @@ class HostReducer:
             shapes: of the variables, by the names in a state.
 
         Raises:
-            InvalidArgumentError: it has a gradient that fits no variable.
+            InvalidArgumentError: it has a gradient that fits no variable, or is something else.
         """
+        check_kind("load_delayed_state: the state must be a mapping from names to gradients", state, Mapping)
         for name, gradient in state.items():
             check_shape("load_delayed_state", "variable", name, tuple(gradient.shape), shapes.get(name))
         self.take()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from worlds import World
 import ringtrain as rt
 from ringtrain._binding._native import lib
 from ringtrain._runtime import context, reports, stacks
+from ringtrain.errors import InvalidArgumentError
 
 WHILE_OTHERS_RUN = """
 import gc, sys, threading, time
@@ -155,3 +157,12 @@ def test_a_rank_goes_on_while_nobody_reads_its_stderr(tmp_path):
         assert [os.read(asked, 1) for _ in "ls"] == [b"l", b"s"]  # the log's lines, and then the stacks
     os.close(asked)
     os.close(ask)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_that_cannot_be_handled_is_refused(number, monkeypatch):
+    monkeypatch.setattr(reports.signal, "getsignal", lambda _: signal.SIG_DFL)  # pytest has a handler of SIGSEGV
+    with pytest.raises(
+        InvalidArgumentError, match=f"stack_signal must be a signal that a program may handle, but is {number:d}"
+    ):
+        reports.answer_requests(number, lambda: None)

@@ -151,6 +151,7 @@ def test_wrong_arguments_of_optimizers_and_callbacks(module):
             lambda: ringtrain.keras.PartialDistributedOptimizer(keras.optimizers.SGD(), local_layers=[1]),
             lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[1]),
             lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),
+            lambda: hvd.callbacks.LearningRateScheduleCallback(1.0, None),
             lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), op=rt.Max),
             lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), groups=0),
         ]:

@@ -297,6 +297,8 @@ def test_uneven_data_and_state():
             keras.optimizers.SGD(1.0), mode=hvd.LocalSteps(every=2, outer=hvd.Outer(0.5, 0.5))
         )
         other.load_local_steps_state(state)
+        with pytest.raises(InvalidArgumentError, match="is a dict without 'counters'. Load the one that"):
+            other.load_local_steps_state({"0.weights": np.zeros(3)})
         for _ in range(2):
             other.apply([tf.ones(3, tf.float64)], [weights])
         return weights.numpy().tolist()

@@ -143,6 +143,8 @@ def test_what_is_on_its_way_is_saved_and_loaded():
         late.optimizer.flush()
         with pytest.raises(InvalidArgumentError, match=r"load_delayed_state '0.other': .* shape \(1,\) but found none"):
             late.optimizer.load_delayed_state({"0.other": np.zeros(1)})
+        with pytest.raises(InvalidArgumentError, match="must be a mapping from names to gradients, but is a int"):
+            late.optimizer.load_delayed_state(3)
         return np.array(late.weights.numpy())
 
     with World(2, "1+1", stall_abort_seconds=60) as world:

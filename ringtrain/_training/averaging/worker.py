@@ -219,8 +219,9 @@ class Worker:
         What compression has lost before is forgotten; ``load_compression_state`` comes after this.
 
         Raises:
-            InvalidArgumentError: it was saved between two synchronisations, with other fragments.
+            InvalidArgumentError: it was saved between two synchronisations, with other fragments; or it is something else.
         """
+        _check_state(state)
         self._session.follow()
         given = {} if state is None else self._fragments.of_state(state)
         self._changes.await_all(heeds=False)  # so that no name stays in flight
@@ -396,4 +397,17 @@ def require_local(worker: Worker) -> None:
         raise InvalidArgumentError(
             f"join '{worker.prefix}': a rank must have data for all {worker.period.warmup} exact steps, but has had them "
             f"for {worker.period.total}. Lower warmup."
+        )
+
+
+def _check_state(state: Any) -> None:
+    if state is None:
+        return
+    lacking = [
+        name for name in ("counters", "common", "momentum") if not isinstance(state, Mapping) or name not in state
+    ]
+    if lacking:
+        raise InvalidArgumentError(
+            f"local steps: a state must be what was saved of them, but is a {type(state).__name__} without {lacking[0]!r}. Load the one "
+            "that local_steps_state(), or the optimizer's state_dict(), has returned."
         )

@@ -48,6 +48,8 @@ class ScheduleHooks:
     ):
         super().__init__()
         number(f"{type(self).__name__}: initial_lr", initial_lr)
+        if not callable(multiplier):
+            number(f"{type(self).__name__}: multiplier", multiplier)
         self._initial_lr = initial_lr
         self._multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
         self._start_epoch, self._end_epoch = start_epoch, end_epoch
