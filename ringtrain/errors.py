@@ -108,6 +108,11 @@ def of_status(status: int) -> type[RingtrainError]:
     return _BY_STATUS.get(status, InternalError)
 
 
+def status_of_refusal(problem: Exception) -> int:
+    """The status with which the peers are told of what one rank refuses; that of an InvalidArgumentError for other classes."""
+    return next((status for status in (3, 4) if isinstance(problem, _BY_STATUS[status])), 2)
+
+
 def __dir__() -> list[str]:
     """The public names alone."""
     return sorted(__all__)

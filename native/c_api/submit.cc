@@ -96,6 +96,14 @@ bool DescribeBy(const rt_layout& layout, uintptr_t object, rt_tensor* tensor) {
   return true;
 }
 
+// Why the caller refuses what it submits; ok if it does not.
+Status RefusalIn(const rt_request& request) {
+  if (request.refusal == nullptr || *request.refusal == 0) return {};
+  const auto code = static_cast<StatusCode>(request.refusal_status);
+  const bool is_one = code == StatusCode::kMismatch || code == StatusCode::kUnsupported;
+  return {is_one ? code : StatusCode::kInvalidArgument, request.refusal};
+}
+
 }  // namespace
 
 int32_t rt_describe(const rt_layout* layout, const uintptr_t* inputs, const uintptr_t* outputs, int32_t count,
@@ -119,7 +127,7 @@ int32_t rt_submit(rt_context* context, const rt_request* request, rt_handle** ha
     auto submission = std::make_shared<Submission>();
     RT_TRY(MakeSubmission(*request, submission.get()));
     std::unique_ptr<rt_handle> made(new rt_handle{context->context, submission->handle});
-    RT_TRY(context->context->Submit(std::move(submission), TextOf(request->refusal), request->caller_waits != 0));
+    RT_TRY(context->context->Submit(std::move(submission), RefusalIn(*request), request->caller_waits != 0));
     *handle = made.release();
     return {};
   });

@@ -30,7 +30,7 @@ typedef struct rt_samples rt_samples;       /* and of its samples */
 
 /* Version of everything between the CFFI marks. Raised with each change to it: test_abi.py compares. Python
  * (ringtrain/_binding/_native.py) and the library for TensorFlow refuse a core of another version. */
-#define RT_ABI_VERSION 27
+#define RT_ABI_VERSION 28
 
 #define RT_MAX_DIMENSIONS 64            /* of a tensor */
 #define RT_MAX_DTYPES 32                /* rows of tables/dtypes.def, with room for more */
@@ -73,10 +73,12 @@ typedef struct {
   int32_t split_count;   /* alltoall: rows for each member, per tensor 0; add_process_set: global ranks; */
   const int64_t* splits; /*   remove_process_set: one entry, the id */
   const char* refusal;   /* NULL, or why the caller refuses this submission: announced to the peers */
-  int32_t caller_waits;  /* 1 if rt_wait follows at once: saves waking the core's thread */
-  int32_t cacheable;     /* 0 for names that will not come again */
-  rt_allocate allocate;  /* NULL: the core allocates, and rt_output hands the memory out */
-  rt_done done;          /* NULL: nobody is called */
+  int32_t
+      refusal_status;   /* with it what all get: mismatch or unsupported of tables/status.def, else invalid_argument */
+  int32_t caller_waits; /* 1 if rt_wait follows at once: saves waking the core's thread */
+  int32_t cacheable;    /* 0 for names that will not come again */
+  rt_allocate allocate; /* NULL: the core allocates, and rt_output hands the memory out */
+  rt_done done;         /* NULL: nobody is called */
   void* callback_context;
 } rt_request;
 

@@ -70,14 +70,14 @@ Context::~Context() {
 
 // ---- operations ----
 
-Status Context::Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits) {
+Status Context::Submit(std::shared_ptr<Submission> submission, const Status& refusal, bool caller_waits) {
   RT_TRY(table_.closed());
   const Request& request = submission->request;
   const int process_set = submission->process_set;
   const std::vector<int> members = epoch_.process_sets().Members(process_set);
   RT_TRY(CheckMembership(*submission, members, world().rank));
   const Admission admission(options_, world().rank, &epoch_.process_sets(), &table_, &devices_);
-  Status status = refusal.empty() ? admission.Admit(members, submission.get()) : Status::InvalidArgument(refusal);
+  Status status = refusal.ok() ? admission.Admit(members, submission.get()) : refusal;
   if (!status.ok()) {
     if (members.size() > 1) status = FoundOn(world().rank, status);
     if (!PointToPoint::Takes(request)) {

@@ -43,8 +43,8 @@ class Context {
   Status StartTimeline(const std::string& path, bool mark_cycles);
   Status StopTimeline();
 
-  // refusal: why the caller refuses it; the text comes back, and the peers get it too.
-  Status Submit(std::shared_ptr<Submission> submission, const std::string& refusal, bool caller_waits);
+  // refusal: why the caller refuses it, if it does; it comes back, and the peers get it too.
+  Status Submit(std::shared_ptr<Submission> submission, const Status& refusal, bool caller_waits);
   // Returns when the operation is done or the deadline has passed.
   void Wait(Handle& handle, Nanoseconds deadline) { driver_.Wait(handle, deadline); }
   // Memory of a GPU, which Device::Free takes back.

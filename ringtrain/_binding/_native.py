@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ringtrain import _core, errors
 from ringtrain._core import ffi, lib
 
-ABI_VERSION = 27  # RT_ABI_VERSION of the ringtrain.h that the package's Python is written for
+ABI_VERSION = 28  # RT_ABI_VERSION of the ringtrain.h that the package's Python is written for
 CData: TypeAlias = Any  # what ``ffi`` makes: pointers, structs and arrays of C, of which a type checker knows nothing
 OK = 0
 PENDING = 1

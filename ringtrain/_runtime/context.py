@@ -37,6 +37,7 @@ from ringtrain.errors import (
     TimeoutError,
     UnsupportedError,
     of_status,
+    status_of_refusal,
 )
 
 _MOST_REPEATS = 4096  # names, some 2 KB each
@@ -44,7 +45,6 @@ _MOST_REQUESTS = 4096  # that are kept for the next step, a kilobyte each, and 5
 _MOST_NAMES = 65536
 _IN_FLIGHT = "in flight"  # in the core's words of a name that was submitted and is not done
 _OPERATION_IDS = {row.name: row.id for row in tables.OPERATIONS.values()}
-_INVALID_ARGUMENT = tables.STATUS["invalid_argument"]
 _LONGEST_REFUSAL = 4000  # bytes: a text travels to all ranks
 _ROOM_FOR_RANK = 32  # of them: the core adds on which it was found
 _VOID = ffi.typeof("void *")
@@ -301,10 +301,11 @@ class Context:
         refusal = as_text(f"{operation} '{ffi.string(name).decode()}': {words}", _LONGEST_REFUSAL - _ROOM_FOR_RANK)
         request, handle, error = ffi.new("rt_request *"), ffi.new(_HANDLE_OUT), ffi.new(_ERROR_OUT)
         request.name, request.refusal = name, refusal
+        request.refusal_status = told = status_of_refusal(problem)
         request.operation, request.process_set = _OPERATION_IDS[operation], process_set
         status = lib.rt_submit(self.native, request, handle, error)
         log.drain(self.native)
-        if ours and status == _INVALID_ARGUMENT:
+        if ours and status == told:
             raise type(problem)(take_error(error)) from problem
         try:
             self.raise_failure(status, take_error(error))

@@ -11,7 +11,7 @@ from ringtrain._binding import _build, _native
 
 PACKAGE = Path(__file__).parents[2] / "ringtrain"
 # Of the header's declarations, without comments and white space.
-DIGESTS = {27: "d29b08a4242bd04a"}
+DIGESTS = {28: "9849fd4af1f6115b"}
 
 
 def declarations() -> str:

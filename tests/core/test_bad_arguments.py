@@ -14,8 +14,8 @@ from refusals import said_alike
 from worlds import World
 
 import ringtrain as rt
-from ringtrain._runtime import context
-from ringtrain.errors import InvalidArgumentError
+from ringtrain._runtime import context, submission
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 
 pytestmark = [
     pytest.mark.on_threads("a world of two"),
@@ -198,13 +198,13 @@ def pair():
 
 
 def outcome(function, *arguments, **keywords):
-    """The text of what it raised, or None; it must not take long."""
+    """Class and text of what it raised, or None; it must not take long."""
     begin = time.monotonic()
     try:
         function(*arguments, **keywords)
         text = None
     except rt.RingtrainError as problem:
-        text = str(problem)
+        text = f"{type(problem).__name__}: {problem}"
     seconds = time.monotonic() - begin
     return text if seconds < MOST_SECONDS else f"after {seconds} s: {text}"  # which the other rank does not say alike
 
@@ -287,13 +287,26 @@ def test_the_cause_is_kept_and_interrupts_are_not_announced(pair):
     pair.run(on_rank)
 
 
+@pytest.mark.parametrize("kind", [InvalidArgumentError, UnsupportedError, MismatchError])
+def test_all_ranks_raise_the_class_that_one_has_met(pair, kind):
+    def refused(rank):
+        with submission.preparing("allreduce", "x", rt.global_process_set):
+            if rank == 1:
+                raise kind("this rank cannot.")
+        rt.allreduce(ones(), "x")
+
+    texts = pair.run(lambda rank: outcome(refused, rank))
+    assert texts[0] == texts[1] == f"{kind.__name__}: allreduce 'x': this rank cannot. Found on rank 1."
+
+
 def test_the_largest_text_is_cut(pair):
     class Wordy:
         def __array__(self, *_, **__):
             raise ValueError("ä" * 10_000_000)
 
     texts = pair.run(lambda rank: outcome(rt.allreduce, Wordy() if rank == 0 else ones(), "x"))
-    assert texts[0] == texts[1] and texts[0].endswith("ää... Found on rank 0.") and len(texts[0].encode()) <= 4000
+    assert texts[0] == texts[1] and texts[0].endswith("ää... Found on rank 0.")
+    assert len(texts[0].removeprefix("InvalidArgumentError: ").encode()) <= 4000
 
 
 @pytest.mark.parametrize("name", ["one\ntwo", "one\u2028two", "one\x1ctwo|three", 'tab\tquote"backslash\\'])
@@ -315,4 +328,4 @@ def test_a_cause_with_odd_characters_reaches_the_peers():
         return outcome(rt.allreduce, np.ones(1), "x")
 
     with World(2) as world:
-        assert world.run(on_rank) == ["rank 1 ended: no file 'a\\x00b\\udc80'"] * 2
+        assert world.run(on_rank) == ["PeerLostError: rank 1 ended: no file 'a\\x00b\\udc80'"] * 2

@@ -342,7 +342,7 @@ void RunPlans(Context& context, const std::vector<Plan>& plans, const Party& par
   std::vector<size_t> order(trials.size());
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
-  for (size_t index : order) RT_CHECK_OK(context.Submit(trials[index].submission, "", false));
+  for (size_t index : order) RT_CHECK_OK(context.Submit(trials[index].submission, {}, false));
   std::shuffle(order.begin(), order.end(), random);
   for (size_t index : order)
     if (RT_CHECK_OK(WaitFor(context, *trials[index].submission))) trials[index].Check();
@@ -401,7 +401,7 @@ std::vector<std::vector<float>> RandomSums(int size, const std::string& layout, 
       submission->request.tensors = {{DType::kFloat32, {static_cast<int64_t>(counts[index])}}};
       submission->inputs = {data[index].data()};
       submission->outputs = {data[index].data()};
-      RT_CHECK_OK(ranks[rank].Submit(submission, "", one_by_one));
+      RT_CHECK_OK(ranks[rank].Submit(submission, {}, one_by_one));
       if (one_by_one) RT_CHECK_OK(WaitFor(ranks[rank], *submission));
       handles.push_back(std::move(submission));
     }
@@ -480,7 +480,7 @@ std::shared_ptr<Submission> Control(Operation operation, const std::string& name
 // A sum over the world of one element, waited for.
 Status SumOnce(Context& context, const std::string& name, float* value, int process_set = 0) {
   auto submission = SmallSum(name, value, process_set);
-  RT_TRY(context.Submit(submission, "", true));
+  RT_TRY(context.Submit(submission, {}, true));
   return WaitFor(context, *submission);
 }
 
@@ -502,7 +502,7 @@ RT_TEST(several_threads_of_each_rank_submit_in_any_order) {
             values[name] = static_cast<float>(name * (rank + 1));
             handles[name] = SmallSum(std::to_string(thread) + "." + std::to_string(name), &values[name]);
             const bool waits = random() % 4 == 0;
-            RT_CHECK_OK(ranks[rank].Submit(handles[name], "", waits));
+            RT_CHECK_OK(ranks[rank].Submit(handles[name], {}, waits));
           }
           std::shuffle(order.begin(), order.end(), random);
           for (int name : order) {
@@ -543,7 +543,7 @@ RT_TEST(sends_and_receives_of_several_threads) {
           submission->inputs = {bytes_of(tag) == 0 ? &none : memory.back().data()};
           submission->outputs = {memory.back().data()};
           handles.push_back(submission);
-          RT_REQUIRE_OK(ranks[rank].Submit(submission, "", random() % 2 == 0));
+          RT_REQUIRE_OK(ranks[rank].Submit(submission, {}, random() % 2 == 0));
         }
         for (size_t index = 0; index < pairs.size(); ++index) {
           RT_CHECK_OK(WaitFor(ranks[rank], *handles[index]));
@@ -570,7 +570,7 @@ RT_TEST(small_operations_back_to_back) {
           float value = static_cast<float>(step);
           auto submission = SmallSum("x", &value);
           const bool waits = random() % 2 == 0;
-          RT_CHECK_OK(ranks[rank].Submit(submission, "", waits));
+          RT_CHECK_OK(ranks[rank].Submit(submission, {}, waits));
           if (!waits && random() % 2 == 0)
             for (const Nanoseconds deadline = HangDeadline(); !submission->handle->done() && Now() < deadline;)
               std::this_thread::yield();
@@ -587,7 +587,7 @@ RT_TEST(many_barriers_at_once) {
     Handles handles;
     for (int index = 0; index < 30; ++index) {
       handles.push_back(Control(Operation::kBarrier, "barrier" + std::to_string((index + rank * 10) % 30)));
-      RT_CHECK_OK(ranks[rank].Submit(handles.back(), "", false));
+      RT_CHECK_OK(ranks[rank].Submit(handles.back(), {}, false));
     }
     for (auto& handle : handles) RT_CHECK_OK(WaitFor(ranks[rank], *handle));
   });
@@ -600,7 +600,7 @@ RT_TEST(caller_that_never_waits_is_served) {
   ranks.Run([&](int rank) {
     float value = 1;
     auto submission = SmallSum("x", &value);
-    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    RT_CHECK_OK(ranks[rank].Submit(submission, {}, true));
     for (const Nanoseconds deadline = HangDeadline(); !submission->handle->done() && Now() < deadline;)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     RT_REQUIRE(submission->handle->done());
@@ -657,7 +657,7 @@ RT_TEST(callbacks_provide_memory_and_hear_of_the_end) {
     submission->allocate = &Callbacks::Allocate;
     submission->done = &Callbacks::Done;
     submission->callback_context = &callbacks;
-    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    RT_CHECK_OK(ranks[rank].Submit(submission, {}, true));
     RT_CHECK_OK(WaitFor(ranks[rank], *submission));
     RT_CHECK(callbacks.shape == std::vector<int64_t>{6});
     RT_CHECK_EQ(callbacks.done.load(), 1);
@@ -699,7 +699,7 @@ RT_TEST(no_memory_for_a_result_fails_the_operation_of_that_rank_alone) {
         for (int round = 0; round < 4; ++round) {
           const bool lacks = rank == round % 3;
           auto submission = WithoutOutput(operation, values.data(), 300, lacks);
-          RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+          RT_CHECK_OK(ranks[rank].Submit(submission, {}, true));
           const Status status = WaitFor(ranks[rank], *submission);
           RT_CHECK_EQ(status.ok(), !lacks);
           if (lacks) {
@@ -725,7 +725,7 @@ RT_TEST(no_memory_for_an_alltoall_between_hosts_ends_the_world_with_a_text) {
   ranks.Run([&](int rank) {
     const std::vector<float> values(100 * 100, 1);
     auto submission = WithoutOutput(Operation::kAlltoall, values.data(), 100, rank == 1);
-    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    RT_CHECK_OK(ranks[rank].Submit(submission, {}, true));
     const Status status = WaitFor(ranks[rank], *submission);
     RT_CHECK(!status.ok());
     RT_CHECK(status.message().find("no memory for the output") != std::string::npos);
@@ -750,7 +750,7 @@ RT_TEST(running_out_of_memory_within_an_operation_ends_the_world_with_a_text) {
       submission->inputs = {&nothing};
       submission->outputs = {nullptr};
     }
-    RT_CHECK_OK(ranks[rank].Submit(submission, "", true));
+    RT_CHECK_OK(ranks[rank].Submit(submission, {}, true));
     const Status status = WaitFor(ranks[rank], *submission);
     RT_CHECK(!status.ok());
     RT_CHECK(status.message().find("rank 1: its memory must suffice") != std::string::npos);
@@ -764,7 +764,7 @@ RT_TEST(a_tensor_without_memory_is_refused_for_all) {
     float value = 1;
     auto submission = SmallSum("x", &value);
     if (rank == 1) submission->inputs = {nullptr};
-    Status status = ranks[rank].Submit(submission, "", false);
+    Status status = ranks[rank].Submit(submission, {}, false);
     if (status.ok()) status = WaitFor(ranks[rank], *submission);
     RT_CHECK_EQ(
         status.message(),
@@ -779,9 +779,10 @@ RT_TEST(duplicate_names_raise_and_leave_the_first_unharmed) {
   Ranks ranks(2);
   float first = 1, second = 10, peer = 2;
   auto submission = SmallSum("x", &first);
-  RT_CHECK_OK(ranks[0].Submit(submission, "", false));
-  RT_CHECK_EQ(ranks[0].Submit(SmallSum("x", &second), "", false).code(), StatusCode::kInvalidArgument);
-  RT_CHECK_EQ(ranks[0].Submit(SmallSum("x", &second), "refused as well", false).code(), StatusCode::kInvalidArgument);
+  RT_CHECK_OK(ranks[0].Submit(submission, {}, false));
+  RT_CHECK_EQ(ranks[0].Submit(SmallSum("x", &second), {}, false).code(), StatusCode::kInvalidArgument);
+  RT_CHECK_EQ(ranks[0].Submit(SmallSum("x", &second), Status::InvalidArgument("refused as well"), false).code(),
+              StatusCode::kInvalidArgument);
   RT_CHECK_OK(SumOnce(ranks[1], "x", &peer));
   RT_CHECK_OK(WaitFor(ranks[0], *submission));
   RT_CHECK_EQ(first, 3.0f);
@@ -797,7 +798,7 @@ RT_TEST(refusal_of_one_rank_fails_its_peers_and_the_next_round_works) {
         float value = 1;
         auto submission = SmallSum("x", &value);
         if (rank == round % 3) submission->request.tensors[0].shape = {-1};  // only this rank can see it
-        Status status = ranks[rank].Submit(submission, "", false);
+        Status status = ranks[rank].Submit(submission, {}, false);
         RT_CHECK_EQ(status.ok(), rank != round % 3);
         if (status.ok()) status = WaitFor(ranks[rank], *submission);
         RT_CHECK_EQ(status.message(),
@@ -818,7 +819,7 @@ RT_TEST(handles_outlive_the_context) {
     ranks.Run([&](int rank) {
       Plan plan{"g", Operation::kAllgather, Reduction::kSum, DType::kInt32, 5};
       Trial trial = MakeTrial(plan, Everyone(2), rank);
-      RT_CHECK_OK(ranks[rank].Submit(trial.submission, "", true));
+      RT_CHECK_OK(ranks[rank].Submit(trial.submission, {}, true));
       RT_CHECK_OK(WaitFor(ranks[rank], *trial.submission));
       kept[rank] = trial.submission;
     });
@@ -861,7 +862,7 @@ void RunWithJoins(int size, const std::string& layout, bool initial_divisor) {
         RunPlans(ranks[rank], plans, party, rank + 10 * step);
       }
       auto join = Control(Operation::kJoin, "join");
-      RT_CHECK_OK(ranks[rank].Submit(join, "", true));
+      RT_CHECK_OK(ranks[rank].Submit(join, {}, true));
       RT_CHECK_OK(WaitFor(ranks[rank], *join));
       RT_CHECK_EQ(join->handle->result, (size - 1 + epoch) % size);
     }
@@ -880,7 +881,7 @@ RT_TEST(joined_ranks_contribute_nothing) {
 
 int AddProcessSet(Context& context, const std::string& name, std::vector<int64_t> ranks) {
   auto submission = Control(Operation::kAddProcessSet, name, std::move(ranks));
-  RT_CHECK_OK(context.Submit(submission, "", true));
+  RT_CHECK_OK(context.Submit(submission, {}, true));
   RT_CHECK_OK(WaitFor(context, *submission));
   return submission->handle->result;
 }
@@ -922,12 +923,12 @@ RT_TEST(overlapping_process_sets_work_at_the_same_time) {
           }
         std::mt19937_64 random(rank);
         std::shuffle(trials.begin(), trials.end(), random);
-        for (Trial& trial : trials) RT_CHECK_OK(context.Submit(trial.submission, "", false));
+        for (Trial& trial : trials) RT_CHECK_OK(context.Submit(trial.submission, {}, false));
         for (Trial& trial : trials)
           if (RT_CHECK_OK(WaitFor(context, *trial.submission))) trial.Check();
         for (int id : ids) {
           auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
-          RT_CHECK_OK(context.Submit(removal, "", true));
+          RT_CHECK_OK(context.Submit(removal, {}, true));
           RT_CHECK_OK(WaitFor(context, *removal));
           RT_CHECK(context.ProcessSetRanks(id).empty());
           float value = 1;
@@ -945,7 +946,7 @@ RT_TEST(process_set_misuse_is_refused) {
   const int id = ids[0];
   float value = 1, waiting = 1;
   auto refused = [&](std::shared_ptr<Submission> submission) {
-    RT_CHECK_EQ(ranks[2].Submit(submission, "", false).code(), StatusCode::kInvalidArgument);
+    RT_CHECK_EQ(ranks[2].Submit(submission, {}, false).code(), StatusCode::kInvalidArgument);
   };
   refused(SmallSum("x", &value, id));  // not a member
   refused(SmallSum("x", &value, 77));  // no such set
@@ -955,14 +956,14 @@ RT_TEST(process_set_misuse_is_refused) {
     refused(Control(Operation::kRemoveProcessSet, "bad", list));
   auto inside = Control(Operation::kAddProcessSet, "inside", {0, 1});
   inside->process_set = id;
-  RT_CHECK_EQ(ranks[0].Submit(inside, "", false).code(), StatusCode::kInvalidArgument);
+  RT_CHECK_EQ(ranks[0].Submit(inside, {}, false).code(), StatusCode::kInvalidArgument);
 
   // Rank 0 has something pending in the set: its refusal fails the removal on all.
   auto pending = SmallSum("pending", &waiting, id);
-  RT_CHECK_OK(ranks[0].Submit(pending, "", false));
+  RT_CHECK_OK(ranks[0].Submit(pending, {}, false));
   ranks.Run([&](int rank) {
     auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
-    Status status = ranks[rank].Submit(removal, "", false);
+    Status status = ranks[rank].Submit(removal, {}, false);
     if (status.ok()) status = WaitFor(ranks[rank], *removal);
     RT_CHECK_EQ(
         status.message(),
@@ -973,10 +974,10 @@ RT_TEST(process_set_misuse_is_refused) {
   RT_CHECK_EQ(waiting, 2.0f);
   // While it is removed, it takes nothing new.
   auto removal = Control(Operation::kRemoveProcessSet, "remove", {id});
-  RT_CHECK_OK(ranks[0].Submit(removal, "", false));
-  RT_CHECK_EQ(ranks[0].Submit(SmallSum("late", &value, id), "", false).code(), StatusCode::kInvalidArgument);
+  RT_CHECK_OK(ranks[0].Submit(removal, {}, false));
+  RT_CHECK_EQ(ranks[0].Submit(SmallSum("late", &value, id), {}, false).code(), StatusCode::kInvalidArgument);
   for (int rank : {1, 2})
-    RT_CHECK_OK(ranks[rank].Submit(Control(Operation::kRemoveProcessSet, "remove", {id}), "", false));
+    RT_CHECK_OK(ranks[rank].Submit(Control(Operation::kRemoveProcessSet, "remove", {id}), {}, false));
   RT_CHECK_OK(WaitFor(ranks[0], *removal));
 }
 
@@ -990,7 +991,7 @@ RT_TEST(abort_fails_everything_on_all_ranks_with_the_first_cause) {
       ranks.Run([&](int rank) {
         float never = 1;
         auto pending = SmallSum("only" + std::to_string(rank), &never);
-        Status status = ranks[rank].Submit(pending, "", rank == 1);  // another rank may have aborted before
+        Status status = ranks[rank].Submit(pending, {}, rank == 1);  // another rank may have aborted before
         if (rank == aborter) {
           ranks[rank].Abort("rank " + std::to_string(rank) + " ran out of luck");
           ranks[rank].Abort("a later cause");
@@ -1042,7 +1043,7 @@ RT_TEST(abort_in_the_middle_of_operations_lets_go_of_their_memory) {
           for (int step = 0;; ++step) {
             Plan plan{"x" + std::to_string(step), operation, Reduction::kSum, DType::kFloat32, 50000};
             Trial trial = MakeTrial(plan, Everyone(size), rank);
-            Status status = ranks[rank].Submit(trial.submission, "", rank > 0);
+            Status status = ranks[rank].Submit(trial.submission, {}, rank > 0);
             if (rank == 0 && step == 2) {
               for (int pause = 0; pause < round * 20; ++pause) std::this_thread::yield();
               ranks[rank].Abort("enough");
@@ -1077,7 +1078,7 @@ RT_TEST(a_lost_connection_fails_everything_at_once_and_names_the_rank) {
             for (int pause = 0; pause < round * 20; ++pause) std::this_thread::yield();
             ranks.hub().CutOff(lost, "the cable was pulled");
           }
-          status = ranks[rank].Submit(trial.submission, "", rank > 0);
+          status = ranks[rank].Submit(trial.submission, {}, rank > 0);
           if (status.ok()) status = WaitFor(ranks[rank], *trial.submission);
         }
         RT_CHECK_EQ(status.code(), StatusCode::kPeerLost);
@@ -1120,7 +1121,7 @@ RT_TEST(leaving_with_an_operation_pending) {
         auto submission = SmallSum("x", &value);
         if (rank != leaver)
           for (int pause = 0; pause < round * 10; ++pause) std::this_thread::yield();
-        RT_CHECK_OK(ranks[rank].Submit(submission, "", false));
+        RT_CHECK_OK(ranks[rank].Submit(submission, {}, false));
         if (rank == leaver) RT_CHECK_OK(ranks[rank].Close());
         RT_CHECK_OK(WaitFor(ranks[rank], *submission));
         RT_CHECK_EQ(value, 3.0f);
@@ -1135,13 +1136,13 @@ RT_TEST(close_ends_waits_without_a_deadline) {
       Ranks ranks(2, "", std::string("shutdown_timeout_seconds=0.05\nspin_microseconds=") + spin);
       float value = 1;
       auto submission = SmallSum("x", &value);
-      RT_CHECK_OK(ranks[0].Submit(submission, "", caller_waits));
+      RT_CHECK_OK(ranks[0].Submit(submission, {}, caller_waits));
       std::thread waiter([&] { ranks[0].Wait(*submission->handle, kNever); });
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       RT_CHECK_OK(ranks[0].Close());
       waiter.join();
       RT_CHECK_EQ(submission->handle->status().code(), StatusCode::kClosed);
-      RT_CHECK_EQ(ranks[0].Submit(SmallSum("later", &value), "", false).message(),
+      RT_CHECK_EQ(ranks[0].Submit(SmallSum("later", &value), {}, false).message(),
                   std::string("rank 0 has called shutdown(); call init() to start again."));
     }
 }
