@@ -10,6 +10,7 @@ from ringtrain.bench.command import (
     Command,
     apart_option,
     choices,
+    count,
     hosts_options,
     repetitions_option,
     sizes,
@@ -86,6 +87,13 @@ def _wire_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=choices("gloo", "mpi"), default=[], metavar="gloo,mpi")
     parser.add_argument(
         "--operation", choices=("allreduce", "send"), default="allreduce", help="send: to the next rank"
+    )
+    parser.add_argument(
+        "--tensors",
+        type=count,
+        default=1,
+        metavar="N",
+        help="that a sum has, under way at once, of the bytes together; all of a model's gradients, say (1)",
     )
     parser.add_argument(
         "--compressions",

@@ -176,7 +176,7 @@ class GlooMoves(_Moves, Gloo):
         self._result = self._torch.from_numpy(self._output)
 
     def run(self) -> None:
-        self._collective.gloo(self._distributed, self._tensor, self._result)
+        self._collective.gloo(self._distributed, self._parts[0], self._result)
 
 
 class MpiMoves(_Moves, Mpi):

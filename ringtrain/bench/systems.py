@@ -91,9 +91,11 @@ class Over(Sum):
     Args:
         world: stays open when this is closed.
         compression: name in ``rt.Compression`` of what travels between hosts.
+        tensors: an operation sums so many at once, which have the bytes together.
     """
 
-    def __init__(self, world: World, compression: str = "none"):
+    def __init__(self, world: World, compression: str = "none", tensors: int = 1):
+        self._tensors = tensors
         self.name = f"ringtrain-{world.transport}" + ("" if compression == "none" else f"-{compression}")
         self._world = world
         self._compression = getattr(rt.Compression, compression)
@@ -102,16 +104,22 @@ class Over(Sum):
     def use(self, work: np.ndarray) -> None:
         self._work = work
         self._operation = f"bench.{work.nbytes}.{self._compression}"
+        names = [f"{self._operation}.{number}" for number in range(self._tensors)]
+        self._parts = list(zip(np.array_split(work, self._tensors), names, strict=True))
 
     def run(self) -> None:
         self._world.enter()
-        rt.allreduce_(self._work, name=self._operation, op=rt.Sum, compression=self._compression)
+        if self._tensors == 1:
+            rt.allreduce_(*self._parts[0], op=rt.Sum, compression=self._compression)
+            return
+        for operation in [rt.allreduce_async_(*part, op=rt.Sum, compression=self._compression) for part in self._parts]:
+            operation.wait()
 
     def result(self) -> np.ndarray:
         return self._work
 
     def close(self) -> None:
-        del self._work
+        del self._work, self._parts
 
 
 class Gloo(Sum):
@@ -119,10 +127,11 @@ class Gloo(Sum):
 
     name = "gloo"
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: int = 1) -> None:
         import torch
         import torch.distributed as distributed
 
+        self._tensors = tensors
         self._torch, self._distributed = torch, distributed
         self._folder = ranks.shared_folder()
         distributed.init_process_group(
@@ -131,10 +140,11 @@ class Gloo(Sum):
 
     def use(self, work: np.ndarray) -> None:
         self._work = work
-        self._tensor = self._torch.from_numpy(work)
+        self._parts = [self._torch.from_numpy(part) for part in np.array_split(work, self._tensors)]
 
     def run(self) -> None:
-        self._distributed.all_reduce(self._tensor)
+        for operation in [self._distributed.all_reduce(part, async_op=True) for part in self._parts]:
+            operation.wait()
 
     def result(self) -> np.ndarray:
         return self._work
@@ -185,7 +195,7 @@ class Mpi(Sum):
 
     name = "mpi"
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: int = 1) -> None:
         if not ranks.IS_OVER_MPI:
             raise UnsupportedError(
                 "peer 'mpi': an MPI must have started the ranks, but TCP connects them. "
@@ -193,19 +203,24 @@ class Mpi(Sum):
             )
         from mpi4py import MPI
 
-        self._mpi = MPI
+        self._mpi, self._tensors = MPI, tensors
 
     def use(self, work: np.ndarray) -> None:
         self._work = work
+        self._parts = np.array_split(work, self._tensors)
 
     def run(self) -> None:
-        self._mpi.COMM_WORLD.Allreduce(self._mpi.IN_PLACE, self._work, self._mpi.SUM)
+        world, in_place = self._mpi.COMM_WORLD, self._mpi.IN_PLACE
+        if self._tensors == 1:
+            world.Allreduce(in_place, self._work, self._mpi.SUM)
+        else:
+            self._mpi.Request.Waitall([world.Iallreduce(in_place, part, self._mpi.SUM) for part in self._parts])
 
     def result(self) -> np.ndarray:
         return self._work
 
     def close(self) -> None:
-        del self._work
+        del self._work, self._parts
 
 
 class Memcpy:
@@ -232,4 +247,4 @@ class Memcpy:
         del self._work, self._copy
 
 
-PEERS: dict[str, Callable[[], System]] = {"gloo": Gloo, "mpi": Mpi, "adasum": Adasum}
+PEERS: dict[str, Callable[..., System]] = {"gloo": Gloo, "mpi": Mpi, "adasum": Adasum}

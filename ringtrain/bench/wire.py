@@ -23,25 +23,27 @@ from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
 from ringtrain.bench.worlds import World
+from ringtrain.errors import UnsupportedError
 
 HEADINGS = ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"]
 
 
 def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[str], peers: Sequence[str],
         repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None, operation: str,
-        **_of_the_hosts: Any) -> bool:  # fmt: skip
+        tensors: int, **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     worlds = [World(transport, addresses) for transport in transports]
-    systems = _systems(operation, worlds, compressions, peers)
+    systems = _systems(operation, worlds, compressions, peers, tensors)
     worlds[0].enter()
     hosts = rt.cross_size()
     results = []
     for size_bytes in sizes:
         results += measure(operation, systems, size_bytes, repetitions, hosts, measured_rate)
     what = "allreduce, float32, sum, in place" if operation == "allreduce" else "a send to the next rank"
+    what += f", in {tensors} tensors" if tensors > 1 else ""
     report.say(f"{what}, {ranks.size()} ranks on {hosts} hosts, {ranks.started_by()}")
     report.print_table(HEADINGS, [row(result) for result in results])
-    report.write_json(json, results, hosts=hosts, bytes_per_second=measured_rate)
+    report.write_json(json, results, hosts=hosts, bytes_per_second=measured_rate, tensors=tensors)
     for system in reversed(systems):
         system.close()
     for world in worlds:
@@ -50,13 +52,17 @@ def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[
 
 
 def _systems(
-    operation: str, worlds: Sequence[World], compressions: Sequence[str], peers: Sequence[str]
+    operation: str, worlds: Sequence[World], compressions: Sequence[str], peers: Sequence[str], tensors: int
 ) -> list[System]:
     if operation != "allreduce":
+        if tensors > 1:
+            raise UnsupportedError(
+                f"--tensors: several tensors must be summed, but the operation is {operation}. Leave one out."
+            )
         moved = COLLECTIVES[operation]
         return [*(OverMoves(moved, world) for world in worlds), *(MOVING_PEERS[name](moved) for name in peers)]
-    ours = [Over(world, compression) for compression in ("none", *compressions) for world in worlds]
-    return [*ours, *(PEERS[name]() for name in peers)]
+    ours = [Over(world, compression, tensors) for compression in ("none", *compressions) for world in worlds]
+    return [*ours, *(PEERS[name](tensors) for name in peers)]
 
 
 def measure(

@@ -117,6 +117,43 @@ def test_tcp_fills_links_of_different_rates(tmp_path: Path) -> None:
     assert large["verified"] and large["floor_seconds"] / large["seconds_min"] > 0.78
 
 
+@pytest.mark.long
+@on_links
+@pytest.mark.parametrize(
+    "operation, code, words",
+    [("allreduce", 0, "in 7 tensors"), ("send", 1, "--tensors: several tensors must be summed")],
+)
+def test_a_sum_may_have_several_tensors(operation: str, code: int, words: str, tmp_path: Path) -> None:
+    written = tmp_path / "wire.json"
+    done = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "ringtrain.bench",
+                "wire",
+                "--rate",
+                "200mbit",
+                "--tensors",
+                "7",
+                "--peers",
+                "gloo",
+            ),
+            *("--transports", "tcp", "--ranks-per-host", "1", "--sizes", "1KB", "--repetitions", "2"),
+            *("--operation", operation, "--json", str(written)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
+    assert done.returncode == code and words in done.stdout + done.stderr, done.stdout + done.stderr
+    if code == 0:
+        found = json.loads(written.read_text())
+        assert found["tensors"] == 7 and all(each["verified"] for each in found["results"])
+        assert {each["system"] for each in found["results"]} == {"ringtrain-tcp", "ringtrain-tcp-fp16", "gloo"}
+
+
 @pytest.mark.parametrize(
     "starter, transports",
     [pytest.param("openmpi", "mpi,tcp", marks=pytest.mark.openmpi), pytest.param("tcp", "tcp", marks=pytest.mark.tcp)],
