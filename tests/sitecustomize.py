@@ -8,6 +8,7 @@ the packages, which TensorFlow and Keras allow for. All other code finds them.
 
 The first optimizer of PyTorch imports its compiler, 4 s of a core, to keep it out of a few functions. Here these run as they are
 while nobody has imported the compiler. Keras on PyTorch imports it for the same reason, and is given what stays out of it, too.
+Ringtrain imports it into ranks of elastic jobs, since PyTorch's optimizers would do it while others wait: here they do not.
 
 Keras on PyTorch and JAX imports TensorFlow, 4 s of a core, to ask whether what it writes into a file is a type of TensorFlow's.
 There this import fails, unless the program has imported TensorFlow itself.
@@ -126,6 +127,12 @@ def without_compiler() -> Iterator[None]:
         del sys.modules[name]
 
 
+def joins_without_compiler(module: ModuleType) -> None:
+    """Of ``ringtrain._bootstrap.membership``: what a rank loads before it joins."""
+    needs = module.needs_to_join
+    module.needs_to_join = lambda *modules: needs(*(name for name in modules if name != "torch._dynamo"))
+
+
 def without_packages_of_metrics(module: ModuleType) -> None:
     """Of the modules that say what is installed, to metrics and to Lightning: packages of metrics are not."""
     for name in vars(module):
@@ -162,6 +169,7 @@ sys.meta_path[:0] = [
     Spared,
     Patched("torch._compile", disable_later),
     Patched("torch.optim.optimizer", step_without_breaks),
+    Patched("ringtrain._bootstrap.membership", joins_without_compiler),
     *(
         Patched(name, without_packages_of_metrics)
         for name in ("lightning_utilities.core.imports", "torchmetrics.utilities.imports")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import test_elastic_frameworks as frameworks
@@ -18,6 +19,7 @@ from benchmarks.jobs import Job
 pytestmark = [
     pytest.mark.tcp,
 ]
+ROOT = Path(__file__).resolve().parents[2]
 GROWING = """
     if folder.joinpath("struck-1-6").exists():  # the rank that comes again has wrapped an optimizer before, and dropped it
         another = torch.nn.Linear(1, 1)
@@ -94,10 +96,13 @@ print("late", late, flush=True)
 
 
 def test_a_rank_has_loaded_what_it_needs_before_others_wait_for_it(job: Job) -> None:
-    """From `init` on, in which a rank joins. It took half a second, in which nobody trained."""
+    """From `init` on, in which a rank joins. It took half a second, in which nobody trained.
+
+    PyTorch's compiler is among it, which sitecustomize.py spares all other ranks.
+    """
     python = python_with("tcp")
     line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", "1", python, "-c", LOADING]
-    done = job.run(*line, seconds=60, env=rank_environment(OMP_NUM_THREADS="1"))
+    done = job.run(*line, seconds=60, env=rank_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)))
     assert re.findall(r"^\[0\] late (.*)$", done.stdout, re.M) == ["[]"], done.stdout + done.stderr
 
 
