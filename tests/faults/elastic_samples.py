@@ -2,7 +2,8 @@
 
 Number n of a vector is trained on sample n alone, towards a value of its own, so that what a step changes tells which
 samples are in it and what each weighs: of B samples each moves its number by 1 / B of the way.
-FRAME is numpy, tape or fit; LOADERS are threads that read ahead; PASSES are batches of an update.
+FRAME is numpy, tape or fit; LOADERS are threads that read ahead; PASSES are batches of an update. In numpy, BOUNDS are what a
+sampler is told of its shares, by slot.
 """
 
 import json
@@ -39,13 +40,14 @@ def load(indices):
 def in_numpy():
     """The way to the targets, by hand."""
     rt.init()
-    sampler = rt.elastic.BatchSampler(rows, **batch)
+    sampler = rt.elastic.BatchSampler(rows, **batch, **json.loads(os.environ.get("BOUNDS", "{}")).get(str(slot), {}))
     state = rt.elastic.State(weights=np.zeros(SAMPLES), sampler=sampler)
     state.on_change(lambda old, new: print("change", old, new, flush=True))
     for _ in state.epochs(EPOCHS):
         for x, y in sampler.loading(load, loaders):
             elastic_faults.await_joiners(state.step)
             step, before = state.step, state.weights.copy()
+            print("brings", step, rt.rank(), x.argmax(axis=1).tolist(), flush=True)
             elastic_faults.strike(step, "begun")
             way = x.T @ (y[:, 0] - x @ state.weights) / len(x)
             state.weights += state.allreduce(way, "way")

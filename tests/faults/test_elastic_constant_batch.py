@@ -236,6 +236,7 @@ shares.allgather = heard_too_late
 """
 
 
+@pytest.mark.long  # test_elastic_samples has it with arrays
 def test_a_rank_that_misses_a_decision_learns_how_the_others_were_dealt_to(job: Job) -> None:
     """They have drawn by shares of which it has not heard when it leaves that world; the next one begins with their step."""
     said = run(job, 3, *LATER, "--batch", "balanced", PLANTED=MISSES_A_DECISION, SLOW="0.02")
@@ -244,6 +245,16 @@ def test_a_rank_that_misses_a_decision_learns_how_the_others_were_dealt_to(job: 
     assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[4] in ([1, 2, 5], [1, 3, 4]), sizes
 
 
+def test_shares_within_bounds(job: Job) -> None:
+    """Of two samples or a multiple, but for an epoch's last batch; the fastest rank has room for two."""
+    bounds = json.dumps({"0": {"multiple_of": 2}, "1": {"multiple_of": 2}, "2": {"multiple_of": 2, "most": 2}})
+    said = run(job, 3, *LATER, "--batch", "balanced", BOUNDS=bounds, SLOW="0.02")
+    assert_as_alone(said, 3)
+    sizes = [[len(samples) for samples in step] for step in steps_of(said) if sum(map(len, step)) == BATCH * PLANNED]
+    assert sizes[0] in ([4, 2, 2], [2, 4, 2]) and sizes[5] == [2, 4, 2], sizes
+
+
+@pytest.mark.long
 def test_no_rank_has_more_than_it_has_room_for(job: Job) -> None:
     """From the first step on, and what it leaves goes to the others, however fast they are."""
     bounds = json.dumps({"0": {"most": 2}, "2": {"most": 3}})
@@ -253,6 +264,7 @@ def test_no_rank_has_more_than_it_has_room_for(job: Job) -> None:
     assert sizes[:4] == [[2, 3, 3]] * 4 and sizes[4] in ([1, 4, 3], [2, 3, 3]), sizes
 
 
+@pytest.mark.long
 def test_shares_that_are_multiples(job: Job) -> None:
     """Of two samples, but for an epoch's last batch."""
     bounds = json.dumps({slot: {"multiple_of": 2} for slot in "012"})
@@ -262,7 +274,15 @@ def test_shares_that_are_multiples(job: Job) -> None:
     assert sizes[0] in ([4, 2, 2], [2, 4, 2]) and sizes[5] == [2, 2, 4], sizes
 
 
-@pytest.mark.parametrize("way, faults", [("constant", {}), ("balanced", {"1/8/backward": KILL})])
+@pytest.mark.parametrize(
+    "way, faults",
+    [
+        ("constant", {}),
+        pytest.param(
+            "balanced", {"1/8/backward": KILL}, marks=pytest.mark.long
+        ),  # test_elastic_samples has it with arrays
+    ],
+)
 def test_shares_of_equal_cost(way: str, faults: dict[str, str], job: Job) -> None:
     """Of samples that cost 1 or 5; the same steps as one process."""
     cost = {"cost": [5 if index % 4 == 0 else 1 for index in range(SAMPLES)]}
@@ -273,25 +293,6 @@ def test_shares_of_equal_cost(way: str, faults: dict[str, str], job: Job) -> Non
     for step in steps_of(said)[: 6 if way == "constant" else 4]:  # by speed later
         work = [sum(cost["cost"][index] for index in samples) for samples in step]
         assert max(work) - min(work) <= 5, step
-
-
-@pytest.mark.parametrize(
-    "most, flags, words",
-    [
-        ("2", ("--batch", "balanced"), "must hold a batch of 8 samples, but most= allows 2 + 2"),
-        ("2", ("--batch", "constant"), "must come with --batch balanced"),
-        ("0", ("--batch", "balanced"), "must be 1 at least, but are 0 and 1"),
-    ],
-)
-def test_bounds_that_cannot_be_kept(most: str, flags: tuple[str, ...], words: str, job: Job) -> None:
-    python = python_with("tcp")
-    source = program("torch.nn.Identity", False) + textwrap.dedent(TRAINING)
-    line = [python, "-m", "ringtrain.launch", *transport_of("tcp"), "--elastic", "-np", f"2:{PLANNED}"]
-    hosts = "--host-discovery-script", "echo localhost:2", "--blacklist-cooldown-range", "1", "1"
-    bounds = json.dumps({slot: {"most": int(most)} for slot in "01"})
-    environment = rank_environment(OMP_NUM_THREADS="1", BOUNDS=bounds)
-    done = job.run(*line, *hosts, *flags, python, "-c", source, seconds=SECONDS, env=environment)
-    assert done.returncode == 1 and words in done.stderr, done.stderr
 
 
 @pytest.mark.long

@@ -67,6 +67,14 @@ def steps_of(said: str) -> list[list[int]]:
     return [sorted(parts) for parts in found]
 
 
+def brought(said: str) -> list[list[list[int]]]:
+    """By step and rank, the samples that it has brought."""
+    steps: dict[int, dict[int, list[int]]] = {}
+    for step, rank, indices in re.findall(r"^\[\d+\] brings (\d+) (\d+) (.*)$", said, re.MULTILINE):
+        steps.setdefault(int(step), {})[int(rank)] = json.loads(indices)
+    return [[by_rank[rank] for rank in sorted(by_rank)] for _, by_rank in sorted(steps.items())]
+
+
 def assert_each_once(said: str, ranks: int, epochs: int = EPOCHS) -> list[list[int]]:
     """Each sample of each epoch is in one step, and all ranks come to what one process comes to with these steps."""
     steps = steps_of(said)
@@ -107,6 +115,52 @@ def test_a_lost_ranks_samples_come_in_the_next_step(job: Job) -> None:
 def test_a_constant_batch_is_that_of_one_process(flags: tuple[str, ...], job: Job) -> None:
     """Three ranks have shares of eight samples, and of two in the last step, where one of them weighs nothing."""
     assert assert_each_once(run(job, NUMPY, *flags), 3) == planned_steps()
+
+
+@pytest.mark.parametrize(
+    "most, flags, words",
+    [
+        ("2", BALANCED, "must hold a batch of 8 samples, but most= allows 2 + 2"),
+        ("2", CONSTANT, "must come with --batch balanced"),
+        ("0", BALANCED, "must be 1 at least, but are 0 and 1"),
+    ],
+)
+def test_bounds_that_cannot_be_kept(most: str, flags: tuple[str, ...], words: str, job: Job) -> None:
+    bounds = json.dumps({slot: {"most": int(most)} for slot in "01"})
+    assert words in run(job, NUMPY, *flags, ranks=2, code=1, BOUNDS=bounds)
+
+
+def test_shares_of_equal_cost(job: Job) -> None:
+    """Of samples that cost 1 or 5, also behind a death; the same steps as one process until then."""
+    cost = [5 if index % 4 == 0 else 1 for index in range(SAMPLES)]
+    bounds = json.dumps({slot: {"cost": cost} for slot in "012"})
+    said = run(job, NUMPY, *BALANCED, BOUNDS=bounds, FAULTS=json.dumps({"1/8/begun": KILL}))
+    assert assert_each_once(said, 2)[:7] == planned_steps()[:7]
+    for step in brought(said)[:4]:  # by speed later
+        work = [sum(cost[index] for index in samples) for samples in step]
+        assert len(work) == 3 and max(work) - min(work) <= 5, step
+
+
+MISSES_A_DECISION = """
+import ringtrain.elastic.shares as shares
+asks = shares.allgather
+def heard_too_late(*given, **named):
+    told = asks(*given, **named)
+    if slot == 1 and told[:, 0].all() and not (folder / "missed").exists():
+        (folder / "missed").touch()
+        raise PeerLostError("planted")
+    return told
+shares.allgather = heard_too_late
+"""
+
+
+def test_a_rank_that_misses_a_decision_learns_how_the_others_were_dealt_to(job: Job) -> None:
+    """They have drawn by shares of which it has not heard when it leaves that world; the next one begins with their step."""
+    said = run(job, NUMPY, *BALANCED, PLANTED=MISSES_A_DECISION, SLOW="0.02")
+    assert assert_each_once(said, 3) == planned_steps()
+    assert (Path(job.temporary) / "missed").exists()
+    sizes = [[len(samples) for samples in step] for step in brought(said)]
+    assert sizes[:4] == [[3, 3, 2]] * 4 and sizes[4] in ([1, 2, 5], [1, 3, 4]), sizes
 
 
 @pytest.mark.long
