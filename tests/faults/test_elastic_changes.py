@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import test_elastic_frameworks as frameworks
 from test_elastic_steps import KILL, LATER, TRAINING, ends, run
 
 from benchmarks.jobs import Job
@@ -57,10 +58,15 @@ raise LookupError("batch 4 is missing")
 """
 
 
-def test_a_rank_that_raises_is_left_before_its_process_ends(job: Job) -> None:
+@pytest.mark.parametrize("frame", ["arrays", pytest.param("PyTorch", marks=pytest.mark.long)])
+def test_a_rank_that_raises_is_left_before_its_process_ends(frame: str, job: Job) -> None:
     """Its Python may take long to end, for which nobody waits."""
-    faults = json.dumps({"1/4/backward": LINGERING})
-    done = run(job, "--elastic", "-np", "2:3", *LATER, program=TRAINING, FAULTS=faults)
+    if frame == "arrays":
+        faults = json.dumps({"1/4/begun": LINGERING})
+        done = frameworks.run(job, frameworks.NUMPY, "--elastic", "-np", "2:3", FAULTS=faults)
+    else:
+        faults = json.dumps({"1/4/backward": LINGERING})
+        done = run(job, "--elastic", "-np", "2:3", *LATER, program=TRAINING, FAULTS=faults)
     assert len(ends(done)) == 2 and len(set(ends(done))) == 1, done.stdout + done.stderr
     before, change, _ = done.stdout.rpartition("change 3 2")
     assert change and "left" not in before, done.stdout  # it may still linger when the others have come to the end
