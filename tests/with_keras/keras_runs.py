@@ -107,16 +107,13 @@ class StopsBehind(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def check_stops_within_an_epoch(**compiling: Any) -> None:
+# Behind which batch each rank stops, and how many steps all have taken then.
+STOPS = [((1, None), 3), ((None, 1), 3), ((1, 2), 3), ((1, 1), 2), ((4, None), 6), ((None, None), 2 * STEPS)]
+
+
+def check_stops_within_an_epoch(stops: list = STOPS, **compiling: Any) -> None:
     """A rank that stops alone takes a step more, with all; ranks that stop together stop as one process. No fit waits, nor the next."""
-    for behind, taken in [
-        ((1, None), 3),
-        ((None, 1), 3),
-        ((1, 2), 3),
-        ((1, 1), 2),
-        ((4, None), 6),
-        ((None, None), 2 * STEPS),
-    ]:
+    for behind, taken in stops:
 
         def run(rank: int, behind: Any = behind) -> tuple[Trained, int]:
             model = dense_model(seed=rank)

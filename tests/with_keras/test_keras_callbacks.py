@@ -120,11 +120,19 @@ def test_ranks_that_stop_at_different_epochs_are_told_at_once(two):
     )
 
 
+GRAPHS = {"jit_compile": False, "steps_per_execution": 1}
+
+
 @pytest.mark.parametrize(
-    "compiling", [{"run_eagerly": True}, {"jit_compile": False, "steps_per_execution": 1}], ids=str
+    "stops, compiling",
+    [
+        pytest.param(runs.STOPS, {"run_eagerly": True}, id="eager"),
+        pytest.param(runs.STOPS[2:4], GRAPHS, id="graphs"),  # each is traced on each rank
+        pytest.param(runs.STOPS, GRAPHS, id="all in graphs", marks=pytest.mark.long),
+    ],
 )
-def test_all_ranks_stop_where_one_stops_within_an_epoch(compiling):
-    runs.check_stops_within_an_epoch(**compiling)
+def test_all_ranks_stop_where_one_stops_within_an_epoch(stops, compiling):
+    runs.check_stops_within_an_epoch(stops, **compiling)
 
 
 # ---- BroadcastGlobalVariablesCallback ----

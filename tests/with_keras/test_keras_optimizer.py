@@ -554,7 +554,7 @@ def test_a_loss_scale_around_the_optimizer_is_refused_where_no_callback_puts_it_
 
 @pytest.mark.parametrize("again", ["compiled again", "of another model", "loaded and compiled again", "by itself"])
 def test_an_optimizer_that_keras_has_put_a_loss_scale_around_stays_distributed(two, again, tmp_path):
-    """Under mixed_float16 ``compile`` wraps the optimizer, which the user still has."""
+    """Under mixed_float16 ``compile`` wraps the optimizer, which the user still has. One of them in graphs, which take long to trace."""
     two.run(lambda rank: is_still_distributed(rank, again, tmp_path))
 
 
@@ -570,8 +570,8 @@ def is_still_distributed(rank, again, folder):
         return network.trainable_variables[0].numpy().ravel().tolist()
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(2.0))
-    network = model()
-    network.compile(optimizer, "mse")
+    network, eager = model(), again != "compiled again"
+    network.compile(optimizer, "mse", run_eagerly=eager)
     assert isinstance(network.optimizer, keras.optimizers.LossScaleOptimizer)
     assert trained(network) == [1.5] * 3  # 2 * 2 * the mean of 0.25 and 0.5; more would overflow
     if again == "by itself":
@@ -588,7 +588,7 @@ def is_still_distributed(rank, again, folder):
         model().compile(optimizer, "mse")
     for each in network.weights:
         each.assign(np.zeros(each.shape))
-    network.compile(optimizer, "mse")
+    network.compile(optimizer, "mse", run_eagerly=eager)
     assert trained(network) == [1.5] * 3
 
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 from environments import PATHS, python_with, rank_environment, ringtrainrun
 from test_torch_sharded_step import OPTIMIZERS, START, STEPS, assert_all_equal, bits_of, train, wrapped
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint import state_dict as by_name
 
 import ringtrain.torch as hvd
 from ringtrain._training.shares import boxes
@@ -20,6 +18,14 @@ from ringtrain.testing import World
 from ringtrain.torch.modes import sharded_step
 
 pytestmark = [pytest.mark.timeout(700), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+
+@pytest.fixture(autouse=True)
+def checkpoints():
+    """torch's, which takes as long to import as torch itself: only where these tests run, not wherever they are collected."""
+    global checkpoint, by_name
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict as by_name
 
 
 @pytest.fixture(autouse=True)
