@@ -114,7 +114,8 @@ def test_reducescatter(size, layout, algorithm):
         for reduction in ("sum", "average", "max", "l2norm", "bitand"):
             if not has_meaning(reduction, dtype):
                 continue
-            for rows in lengths((size, layout, algorithm), dtype):
+            # How rows are dealt no reduction changes: the others have many chunks, and rows that do not divide.
+            for rows in lengths((size, layout, algorithm), dtype) if reduction == "sum" else (97, CHUNK_BYTES + 1):
                 inputs = [values(dtype, (rows, 3), rank) for rank in range(size)]
                 expected, op = oracle.reducescatter(inputs, reduction), REDUCTIONS[reduction]
                 text = f"{reduction} {dtype}[{rows}, 3]"
