@@ -6,6 +6,7 @@ samples are dealt anew, the leader has all processes of its replica do. So a rep
 and joins as a whole, and the core's rules for ranks hold for replicas.
 """
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from ringtrain.errors import PeerLostError
 Result = TypeVar("Result")
 _RETURN, _RAISE = "return", "raise"
 _LEADER = 0
+_LENGTH, _SHORT = 8, 504  # bytes of a message's length, and of what goes with it; the rest follows
 
 
 class Replica:
@@ -25,18 +27,22 @@ class Replica:
 
     Args:
         deeds: what the leader may have each process do, by name; the same on all.
+        is_alone: whether there is no other one, so that no process needs to be told anything.
 
     Attributes:
-        deeds: as given.
+        deeds, is_alone: as given.
         place: of this process among those of its replica.
         size: how many they are.
         leads: whether this process is a rank of the job.
     """
 
-    def __init__(self, deeds: Mapping[str, Callable[..., object]]) -> None:
+    def __init__(self, deeds: Mapping[str, Callable[..., object]], is_alone: bool) -> None:
         self.place, self.size = dist.get_rank(), dist.get_world_size()
         self.leads = self.place == _LEADER
         self.deeds = dict(deeds)
+        self.is_alone = is_alone
+        self._device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # of messages
+        self._to_tell: list[tuple[str, tuple]] = []  # the leader has done them, the others will with the next message
 
     def together(self, decide: Callable[[], Result]) -> Result:
         """What a function returns that the leader alone calls; all processes call this, and the others do what it tells them.
@@ -44,6 +50,8 @@ class Replica:
         Args:
             decide: speaks with other replicas. Its result must pickle. What it raises, all raise.
         """
+        if self.is_alone:
+            return decide()
         if not self.leads:
             return self._follow()
         try:
@@ -56,8 +64,15 @@ class Replica:
         return result
 
     def tell(self, deed: str, *given: object) -> None:
-        """Has each process of the replica do something; for the leader, in ``together``."""
-        self._say(deed, given)
+        """Has each process of the replica do something by itself, the others with the next message; for ``decide``."""
+        self.deeds[deed](*given)
+        if not self.is_alone:
+            self._to_tell.append((deed, given))
+
+    def have_done(self, deed: str, *given: object) -> None:
+        """Has all processes do something now, in which they may wait for each other; for ``decide``."""
+        self._to_tell.append((deed, given))
+        self._say()
         self.deeds[deed](*given)
 
     def of(self, place: int, make: Callable[[], object]) -> Any:
@@ -97,26 +112,38 @@ class Replica:
 
     def _follow(self) -> Any:
         while True:
-            deed, given = self._hear()
-            if deed == _RETURN:
-                return given
-            if deed == _RAISE:
-                raise given
-            self.deeds[deed](*given)
+            deeds, ending, value = self._hear()
+            for deed, given in deeds:
+                self.deeds[deed](*given)
+            if ending == _RETURN:
+                return value
+            if ending == _RAISE:
+                raise value
 
-    def _say(self, deed: str, given: object) -> None:
-        dist.broadcast_object_list([deed, given], _LEADER)
+    def _say(self, ending: str = "", value: object = None) -> None:
+        said = pickle.dumps((self._to_tell, ending, value))
+        self._to_tell = []
+        self._broadcast((len(said).to_bytes(_LENGTH, "little") + said[:_SHORT]).ljust(_LENGTH + _SHORT))
+        if len(said) > _SHORT:
+            self._broadcast(said)
 
-    def _hear(self) -> tuple[str, Any]:
-        said: list[Any] = [None, None]
+    def _hear(self) -> Any:
         try:
-            dist.broadcast_object_list(said, _LEADER)
+            message = self._broadcast(bytes(_LENGTH + _SHORT))
+            length = int.from_bytes(message[:_LENGTH], "little")
+            said = message[_LENGTH:] if length <= _SHORT else self._broadcast(bytes(length))
         except RuntimeError as problem:  # the group's, in words of its backend
             raise PeerLostError(
                 f"ShardedGuard: process 0 must tell process {self.place} of its replica what to do, but has ended. Look for its own last "
                 "words. The whole replica ends, and may come back."
             ) from problem
-        return said[0], said[1]
+        return pickle.loads(said[:length])
+
+    def _broadcast(self, message: bytes) -> bytes:
+        """What the leader has, of as many bytes as on all."""
+        carrier = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
+        dist.broadcast(carrier, _LEADER)
+        return carrier.cpu().numpy().tobytes()
 
 
 def _padded(values: torch.Tensor, size: int) -> torch.Tensor:

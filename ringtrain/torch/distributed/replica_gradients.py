@@ -69,6 +69,8 @@ class ReplicaGradients:
         if not any(each.grad is not None for group in groups for each in group):
             return  # FSDP2 keeps them, as of all but the last of several passes
         self._are_averages = True
+        if self._replica.is_alone:
+            return
         sizes = self._sizes_of(groups)
         packed = [_packed(group) for group in groups]
         parts = [self._replica.gather(*each) for each in zip(packed, sizes, strict=True)]

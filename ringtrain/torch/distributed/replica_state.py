@@ -67,11 +67,11 @@ class ReplicaState:
         gives = current().rank == 0
         for place in range(replica.size):
             if gives:
-                replica.tell("give", place)
+                replica.have_done("give", place)
             state = broadcast_object(self._in_transit, 0, _NAME)
             if not gives and not self._is_there:
                 self._in_transit = state
-                replica.tell("take", place)
+                replica.have_done("take", place)
             self._in_transit = None
         self._is_there = True
 

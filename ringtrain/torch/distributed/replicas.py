@@ -9,9 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ringtrain._binding import options
 from ringtrain._bootstrap import membership, start
-from ringtrain._rendezvous import launcher
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
@@ -40,21 +38,23 @@ class Replicas:
         sampler: of its process.
         state: what replicas that join take over.
         step: how many updates were made.
+
+    Attributes:
+        has_updated: an optimizer has, since the last step was ended.
     """
 
     def __init__(self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState, step: Callable[[], int]) -> None:
         self._replica, self._sampler, self._state, self._step = replica, sampler, state, step
-        self._is_one = False  # no launcher has started others
         self._transaction: Transaction | None = None  # None in a job of a fixed size
+        self.has_updated = False
 
     def join(self) -> None:
-        """Becomes a rank of the job, if a launcher has started several replicas.
+        """Becomes a rank of the job, if there are others.
 
         Raises:
             UnsupportedError: ``--batch constant`` or ``balanced``.
         """
-        self._is_one = not launcher.has_started_replicas(options.environment())
-        if self._is_one:
+        if self._replica.is_alone:
             return
         if not contexts.is_initialized():
             start.init()
@@ -70,7 +70,7 @@ class Replicas:
     @property
     def place(self) -> tuple[int, int]:
         """The number of this replica, and how many there are."""
-        return (0, 1) if self._is_one else (current().rank, current().size)
+        return (0, 1) if self._replica.is_alone else (current().rank, current().size)
 
     # ---- the loop ----
 
@@ -82,7 +82,7 @@ class Replicas:
             if joins:
                 say_joined(self._step())
             return
-        if not self._is_one:
+        if not self._replica.is_alone:
             self._refuse_unlike()
             self._state.exchange(self._replica)
         number, count = self.place
@@ -95,6 +95,7 @@ class Replicas:
 
     def pause(self) -> None:
         """Between two steps: lets replicas join and leave, if all have agreed on it."""
+        self._end_step()
         if self._transaction is not None:
             self._transaction.close()
             self._transaction.pause()
@@ -105,15 +106,9 @@ class Replicas:
         if self._transaction is not None:
             self._transaction.begin()
 
-    def end_step(self) -> None:
-        """The optimizer updates its parameters: the samples of the step are done."""
-        if self._transaction is not None:
-            self._transaction.close(is_empty=True)
-        else:
-            self._replica.tell("finish_window", None)  # nobody can be lost
-
     def end_epoch(self) -> None:
         """Has the next epoch begin between two steps: the draw that has found nothing left was for none."""
+        self._end_step()
         if self._transaction is not None and not self._sampler.has_drawn:
             self._transaction.close(is_empty=True)
 
@@ -122,18 +117,24 @@ class Replicas:
         if self._transaction is not None:
             self._transaction.finish()
 
+    def _end_step(self) -> None:
+        """If an update was made, the samples of its step are done."""
+        if not self.has_updated:
+            return
+        self.has_updated = False
+        if self._transaction is not None:
+            self._transaction.close(is_empty=True)
+        else:
+            self._replica.tell("finish_window", None)  # nobody can be lost
+
     # ---- what they exchange ----
 
     def average(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         """Of flat tensors, which stay as they are."""
-        if self._is_one:
-            return parts
         return self._survive(lambda: reductions.grouped_allreduce(parts, name=_GRADIENTS), Part.SOME)
 
     def gathered(self, values: list[Any]) -> list[Any]:
         """What all processes have, by replica and process."""
-        if self._is_one:
-            return values
         of_all = self._survive(lambda: allgather_object(values, _OBJECTS), Part.NOTHING)
         return [each for replica in of_all for each in replica]
 

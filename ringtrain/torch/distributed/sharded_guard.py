@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ringtrain._binding import options
+from ringtrain._rendezvous import launcher
 from ringtrain._runtime.arguments import check_kind
 from ringtrain.elastic.lossless import checked_progress
 from ringtrain.elastic.state import check_free_names
@@ -89,7 +91,8 @@ class ShardedGuard:
         self._has_looped = False
         self._sampler = sampler
         state = ReplicaState(self, sorted({*given, "_told"}), model, optimizer, sampler)
-        self._replica = Replica({"deal": sampler.deal, "finish_window": sampler.finish_window})
+        is_alone = not launcher.has_started_replicas(options.environment())
+        self._replica = Replica({"deal": sampler.deal, "finish_window": sampler.finish_window}, is_alone)
         self._replica.deeds |= {"give": partial(state.give, self._replica), "take": partial(state.take, self._replica)}
         self._others = Replicas(self._replica, sampler, state, lambda: self.step)
         self._replica.together(self._others.join)
@@ -142,6 +145,9 @@ class ShardedGuard:
             value: whatever pickles.
         """
         own: list[Any] = [None] * self._replica.size
+        if self._replica.is_alone:
+            dist.all_gather_object(own, value)
+            return own
         dist.gather_object(value, own if self._replica.leads else None, 0)
         return self._replica.together(lambda: self._others.gathered(own))
 
@@ -154,10 +160,10 @@ class ShardedGuard:
 
     def _before_update(self, *_: object) -> None:
         self._gradients.average_rest()
-        self._replica.together(self._others.end_step)
 
     def _after_update(self, *_: object) -> None:
         self.step += 1
+        self._others.has_updated = True
         self._gradients.begin()
 
     def _set_epoch(self) -> None:
