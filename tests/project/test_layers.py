@@ -187,6 +187,7 @@ MAY_MAKE_CODE = {
     "launch/function.py",
     "_binding/_build.py",
 }
+MAY_MAKE_CODE |= {"torch/distributed/replica.py"}  # between processes of a torchrun, as torch's own objects
 MAY_MAKE_CODE |= {"spark/driver.py", "spark/task.py"}  # what Spark has carried between its driver and its tasks
 
 

@@ -7,7 +7,7 @@ and joins as a whole, and the core's rules for ranks hold for replicas.
 """
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -97,18 +97,17 @@ class Replica:
             dist.recv_object_list(found, _LEADER)
         return found[0]
 
-    def gather(self, values: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """The flat tensors of all processes, of so many elements each, by their places; on others than the leader nothing."""
-        padded = _padded(values, max(sizes))
-        found = [torch.empty_like(padded) for _ in sizes] if self.leads else None
-        dist.gather(padded, found, _LEADER)
-        return [each[:size] for each, size in zip(found or [], sizes, strict=False)]
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """The flat tensors of all processes behind each other, which have one size; on others than the leader nothing."""
+        whole = values.new_empty(len(values) * self.size if self.leads else 0)
+        dist.gather(values, list(whole.chunk(self.size)) if self.leads else None, _LEADER)
+        return whole
 
-    def scatter(self, values: Sequence[torch.Tensor], like: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        """What the leader has for each process, of so many elements, to each its own."""
-        taken = like.new_empty(max(sizes))
-        dist.scatter(taken, [_padded(each, max(sizes)) for each in values] if self.leads else None, _LEADER)
-        return taken[: sizes[self.place]]
+    def scatter(self, whole: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """What the leader has for each process, behind each other: to each its own, which has the size of ``like``."""
+        taken = torch.empty_like(like)
+        dist.scatter(taken, None if whole is None else list(whole.chunk(self.size)), _LEADER)
+        return taken
 
     def _follow(self) -> Any:
         while True:
@@ -144,8 +143,3 @@ class Replica:
         carrier = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         dist.broadcast(carrier, _LEADER)
         return carrier.cpu().numpy().tobytes()
-
-
-def _padded(values: torch.Tensor, size: int) -> torch.Tensor:
-    """Collectives of torch want one size on all processes, where shards may differ by a row."""
-    return values if len(values) == size else torch.nn.functional.pad(values, (0, size - len(values)))

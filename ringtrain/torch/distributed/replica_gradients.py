@@ -1,6 +1,6 @@
 """Gradients of a sharded model as averages over the replicas: parts go to the leader, averages come back.
 
-FSDP2 has averaged them within the replica by then. The leader sends one flat tensor for each process and dtype.
+FSDP2 has averaged them within the replica by then. The leader sends one flat tensor of each dtype, with the parts of all processes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class ReplicaGradients:
         self._replica, self._optimizer, self._average = replica, optimizer, average
         self._is_queued = False  # the average, behind the backward pass that is under way
         self._are_averages = False  # since the last update
-        self._sizes: dict[tuple[int, ...], list[list[int]]] = {}  # of flat tensors by dtype and process, by parameters
+        self._sizes: dict[tuple[int, ...], list[int]] = {}  # of flat tensors by dtype, by parameters
         model.register_forward_hook(self._follow_outputs)
 
     def average_rest(self) -> None:
@@ -71,15 +71,16 @@ class ReplicaGradients:
         self._are_averages = True
         if self._replica.is_alone:
             return
-        sizes = self._sizes_of(groups)
-        packed = [_packed(group) for group in groups]
-        parts = [self._replica.gather(*each) for each in zip(packed, sizes, strict=True)]
-        averages: list[torch.Tensor] = []
-        self._replica.together(lambda: averages.extend(self._average([each for of_all in parts for each in of_all])))
-        count = self._replica.size
-        for k, group in enumerate(groups):
-            of_all = averages[k * count : (k + 1) * count]
-            _unpack(group, self._replica.scatter(of_all, packed[k], sizes[k]))
+        packed = [_packed(*each) for each in zip(groups, self._sizes_of(groups), strict=True)]
+        parts = [self._replica.gather(each) for each in packed]
+        averages: list[torch.Tensor | None] = [None] * len(parts)
+
+        def average() -> None:
+            averages[:] = self._average(parts)
+
+        self._replica.together(average)
+        for group, average_of_all, own in zip(groups, averages, packed, strict=True):
+            _unpack(group, self._replica.scatter(average_of_all, own))
 
     def _trained(self) -> list[list[torch.nn.Parameter]]:
         """The parameters that have gradients, by dtype."""
@@ -87,13 +88,13 @@ class ReplicaGradients:
         dtypes = sorted({each.dtype for each in trained}, key=str)
         return [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
 
-    def _sizes_of(self, groups: list[list[torch.nn.Parameter]]) -> list[list[int]]:
-        """Elements of each process's flat tensor, by dtype; processes tell each other once what they train."""
+    def _sizes_of(self, groups: list[list[torch.nn.Parameter]]) -> list[int]:
+        """Elements of a flat tensor, by dtype: the most of any process, which tell each other once what they train."""
         key = tuple(id(each) for group in groups for each in group)
         if key not in self._sizes:
             found: list[Any] = [None] * self._replica.size
             dist.all_gather_object(found, [sum(local(each).numel() + 1 for each in group) for group in groups])
-            self._sizes[key] = [list(each) for each in zip(*found, strict=True)]
+            self._sizes[key] = [max(each) for each in zip(*found, strict=True)]
         return self._sizes[key]
 
 
@@ -112,13 +113,15 @@ def _tensors_in(outputs: object) -> Iterator[torch.Tensor]:
             yield from _tensors_in(each)
 
 
-def _packed(group: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Parts of gradients, and behind them a number for each: 1 if it is there.
+def _packed(group: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    """Parts of gradients in so many elements, and behind them a number for each: 1 if it is there.
 
     So a replica where a parameter had no part in the loss counts with zeros, and one that had none anywhere keeps none.
     """
     marks = local(group[0]).new_tensor([float(each.grad is not None) for each in group])
-    return torch.cat([*map(_values, group), marks])
+    parts = [*map(_values, group), marks]
+    rest = marks.new_zeros(size - sum(map(len, parts)))  # parts of other processes may have a row more
+    return torch.cat([*parts, rest])
 
 
 def _values(parameter: torch.Tensor) -> torch.Tensor:
@@ -127,7 +130,8 @@ def _values(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack(group: Sequence[torch.Tensor], packed: torch.Tensor) -> None:
-    *parts, marks = packed.split([*(local(each).numel() for each in group), len(group)])
+    sizes = [*(local(each).numel() for each in group), len(group)]
+    *parts, marks = packed[: sum(sizes)].split(sizes)
     for parameter, part, is_there in zip(group, parts, marks.tolist(), strict=True):
         if is_there:
             if parameter.grad is None:
