@@ -64,7 +64,7 @@ def strike():
     mark = folder / f"death-{guard.step}"
     due = guard.step % 5 == 4 and len(list(folder.glob("death-*"))) < deaths and not mark.exists()
     turn = guard.step // 5
-    if due and guard.replicas > 1 and (guard.replica, dist.get_rank()) == (turn % guard.replicas, turn // 2 % 2):
+    if due and guard.replicas > 1 and (guard.replica, dist.get_rank()) == ((turn + turn // 2) % guard.replicas, turn % 2):
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -27,11 +27,10 @@ from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 _constructing = threading.local()  # `depth`: how many constructors of DDP this thread is in
 
 
+@functools.cache
 def tell_of_constructors() -> None:
     """From now on it is known while DDP is made: what that asks all ranks, each answers by itself."""
     make = DistributedDataParallel.__init__
-    if getattr(make, "__wrapped__", None) is not None:
-        return
 
     @functools.wraps(make)
     def made(self: DistributedDataParallel, *args: object, **kwargs: object) -> None:
