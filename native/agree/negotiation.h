@@ -93,8 +93,8 @@ struct NegotiatorOptions {
   bool schedules = false;  // the coordinator has what repeats itself run by schedules
   size_t cache_capacity = 1024;
   size_t fusion_threshold_bytes = 64 << 20;
-  Nanoseconds stall_warning = 30 * INT64_C(1000000000);
-  Nanoseconds stall_abort = 600 * INT64_C(1000000000);  // kNever: not at all
+  Nanoseconds stall_warning = 30 * kSecond;
+  Nanoseconds stall_abort = 600 * kSecond;  // kNever: not at all
 
   int member_count() const { return static_cast<int>(members.size()); }
   bool coordinates() const { return me == 0; }

@@ -12,7 +12,7 @@ namespace ringtrain {
 namespace {
 
 // Until the coordinator is to see who is late, so that it can report it: a part of the time after which it would.
-constexpr Nanoseconds kLongestWait = INT64_C(1000000000);
+constexpr Nanoseconds kLongestWait = kSecond;
 constexpr int kPartOfWarning = 4;
 
 }  // namespace

@@ -11,10 +11,12 @@ namespace ringtrain {
 
 using Nanoseconds = int64_t;
 
+constexpr Nanoseconds kSecond = INT64_C(1000000000);
+
 inline Nanoseconds Now() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+  return now.tv_sec * kSecond + now.tv_nsec;
 }
 
 constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();

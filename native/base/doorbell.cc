@@ -14,8 +14,8 @@ void FutexWait(std::atomic<uint32_t>* word, uint32_t expected, Nanoseconds deadl
   timespec* limit = nullptr;
   if (deadline != kNever) {
     Nanoseconds left = std::max<Nanoseconds>(0, deadline - Now());
-    timeout.tv_sec = left / 1000000000;
-    timeout.tv_nsec = left % 1000000000;
+    timeout.tv_sec = left / kSecond;
+    timeout.tv_nsec = left % kSecond;
     limit = &timeout;
   }
   syscall(SYS_futex, word, FUTEX_WAIT, expected, limit, nullptr, 0);

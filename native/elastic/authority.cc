@@ -6,7 +6,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
 // Beyond the bound of silence: frames there and back, and a process that is busy.
 constexpr Nanoseconds kSlack = 2 * kSecond;
 // For a rank that others do not hear: it lives if it can tell the launcher by then.

@@ -46,16 +46,16 @@
 namespace ringtrain {
 
 struct AuthorityOptions {
-  std::map<std::string, int> hosts;  // by name: its slots; none where an engine of the user's starts processes
-  int minimum = 1;                   // ranks that a world must have
-  int reset_limit = 0;               // worlds after the first; 0: any number
-  Nanoseconds silence = 0;           // D: of an agent, that counts as its loss
-  Nanoseconds grace = 0;             // without a launcher: then agents and ranks end themselves
-  Nanoseconds wait = 0;              // below the minimum, or for those that do not come; then the job ends
-  Nanoseconds first_pause = 0;       // of a slot after a failure; doubles from one to the next
-  Nanoseconds longest_pause = 0;     // which it does not exceed
-  Nanoseconds joiners_patience = INT64_C(1000000000);  // of a world that forms, with ranks that join it; doubles
-  std::function<uint64_t()> random;                    // numbers that nobody can guess
+  std::map<std::string, int> hosts;        // by name: its slots; none where an engine of the user's starts processes
+  int minimum = 1;                         // ranks that a world must have
+  int reset_limit = 0;                     // worlds after the first; 0: any number
+  Nanoseconds silence = 0;                 // D: of an agent, that counts as its loss
+  Nanoseconds grace = 0;                   // without a launcher: then agents and ranks end themselves
+  Nanoseconds wait = 0;                    // below the minimum, or for those that do not come; then the job ends
+  Nanoseconds first_pause = 0;             // of a slot after a failure; doubles from one to the next
+  Nanoseconds longest_pause = 0;           // which it does not exceed
+  Nanoseconds joiners_patience = kSecond;  // of a world that forms, with ranks that join it; doubles
+  std::function<uint64_t()> random;        // numbers that nobody can guess
 };
 
 namespace authority_action {

@@ -34,7 +34,7 @@ class Cooldown {
 
  private:
   static constexpr int kSlotsOfAHost = 3;
-  static constexpr Nanoseconds kForgotten = 600 * INT64_C(1000000000);
+  static constexpr Nanoseconds kForgotten = 600 * kSecond;
   struct Pause {
     Nanoseconds length = 0, until = 0;
   };

@@ -28,7 +28,7 @@ class WallClock {
   WallClock() {
     timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
-    offset_ = wall.tv_sec * INT64_C(1000000000) + wall.tv_nsec - Now();
+    offset_ = wall.tv_sec * kSecond + wall.tv_nsec - Now();
   }
   std::string Text(Nanoseconds time) const {
     if (time == 0) return "null";

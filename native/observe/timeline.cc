@@ -45,7 +45,7 @@ std::string Metadata(const char* what, int rank, int track, const std::string& a
 Nanoseconds TraceOrigin() {
   timespec wall;
   clock_gettime(CLOCK_REALTIME, &wall);
-  return Now() - ((wall.tv_sec - kOriginSeconds) * INT64_C(1000000000) + wall.tv_nsec);
+  return Now() - ((wall.tv_sec - kOriginSeconds) * kSecond + wall.tv_nsec);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kMicrosecond = 1000;
 // Small operations that nobody waits for yet gather this long, so that a backward pass of many small gradients costs a
 // few wake-ups and not a few for each; larger ones leave at once, because their transfer is worth overlapping.

@@ -8,7 +8,7 @@ namespace ringtrain {
 namespace {
 
 // On a busy machine Python needs a while for its stacks, and faulthandler beside running threads may crash.
-constexpr Nanoseconds kPatience = 5 * INT64_C(1000000000);
+constexpr Nanoseconds kPatience = 5 * kSecond;
 
 }  // namespace
 

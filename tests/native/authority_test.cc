@@ -10,7 +10,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = 1000000000;
 constexpr Nanoseconds kPause = 10 * kSecond;  // the first one
 
 // One host with four slots, and a process in each; the launcher's side of it.

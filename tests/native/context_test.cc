@@ -672,7 +672,7 @@ RT_TEST(callbacks_provide_memory_and_hear_of_the_end) {
     auto bad = SmallSum("bad", &value);
     bad->done = &Callbacks::Done;
     bad->callback_context = &refused;
-    RT_CHECK(!ranks[rank].Submit(bad, "no", false).ok());
+    RT_CHECK(!ranks[rank].Submit(bad, Status::InvalidArgument("no"), false).ok());
     RT_CHECK_EQ(refused.done.load(), 0);
   });
 }

@@ -18,7 +18,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr double kBound = 15;
 
 // A sign of life in memory that a forked child shares, and the child that has done `body` and waits for its end.

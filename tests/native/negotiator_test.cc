@@ -14,8 +14,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
-
 Request Allreduce(const std::string& name, int64_t elements = 4) {
   Request request;
   request.name = name;

@@ -167,7 +167,6 @@ struct DistantRank {
 
 // As by Ctrl-Z of the whole job, and fg: the other rank was stopped before it could submit.
 RT_TEST(time_in_which_this_process_was_stopped_makes_no_operation_stall) {
-  constexpr Nanoseconds kSecond = INT64_C(1000000000);
   DistantRank rank;
   SignsOfLife signs(2);
   Request request;

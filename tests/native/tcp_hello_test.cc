@@ -263,7 +263,6 @@ RT_TEST(reflected_words_prove_nothing) {
 }
 
 RT_TEST(of_strangers_the_first_is_told_at_once_and_the_others_once_a_minute) {
-  constexpr Nanoseconds kSecond = 1000000000;
   Strangers strangers;
   RT_CHECK_EQ(strangers.due(), kNever);
   RT_CHECK_EQ(strangers.Line(1000 * kSecond, 3), std::string());

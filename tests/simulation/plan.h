@@ -20,7 +20,6 @@ namespace ringtrain {
 namespace simulation {
 
 constexpr Nanoseconds kMillisecond = 1000000;
-constexpr Nanoseconds kSecond = 1000 * kMillisecond;
 constexpr Nanoseconds kForGood = 1000000 * kSecond;
 
 enum class Act {

@@ -12,7 +12,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kPatience = 5 * kSecond;  // with a rank that is called and refuses
 constexpr Nanoseconds kFirstPause = kSecond / 50, kLongestPause = kSecond / 2;
 

@@ -13,7 +13,6 @@
 namespace ringtrain {
 namespace {
 
-constexpr Nanoseconds kSecond = INT64_C(1000000000);
 constexpr Nanoseconds kRest = kSecond / 5;  // until it is tried again to let somebody in
 constexpr int kAcceptsInTurn = 16;          // so that in a flood those who have come are served too
 

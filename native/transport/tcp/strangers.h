@@ -12,7 +12,7 @@ namespace ringtrain {
 
 class Strangers {
  public:
-  static constexpr Nanoseconds kPeriod = 60 * INT64_C(1000000000);
+  static constexpr Nanoseconds kPeriod = 60 * kSecond;
 
   void TurnedAway(std::string from, const char* reason) {
     ++untold_;

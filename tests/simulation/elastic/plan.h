@@ -14,7 +14,7 @@
 namespace ringtrain {
 namespace elastic {
 
-constexpr Nanoseconds kMillisecond = 1000000, kSecond = 1000 * kMillisecond;
+constexpr Nanoseconds kMillisecond = 1000000;
 constexpr Nanoseconds kSilence = 5 * kSecond;  // D
 constexpr Nanoseconds kStall = 30 * kSecond;   // that an operation waits for ranks
 constexpr int kLauncher = -1;                  // where hosts are named by number
