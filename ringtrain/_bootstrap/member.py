@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 from ringtrain._binding._native import CData, as_text, ffi, from_hex, lib, require
 from ringtrain._binding.log import logger
+from ringtrain._binding.options import environment
 from ringtrain._bootstrap.formed_world import NO_MEMORY, FormedWorld, next_action
 from ringtrain._bootstrap.leading import LeaveNotice, Link, LinkLostError
-from ringtrain._rendezvous.launcher import ElasticPlace
+from ringtrain._rendezvous.launcher import ElasticPlace, has_started_replicas
 from ringtrain._runtime import exits
 from ringtrain._runtime.context import Context
 from ringtrain.errors import InternalError, RingtrainError, TimeoutError, UnsupportedError, WorldChangedError
@@ -94,7 +95,9 @@ class Member:
         with self._changed:
             self._carry_out(lib.rt_membership_begin(self._native))
         threading.Thread(target=self._listen, name="ringtrain-elastic", daemon=True).start()
-        self._notice.heed(self._link.notices)
+        # SIGTERM is what torchrun gives to all processes of a replica of which one has died.
+        taken = {"SIGTERM"} if has_started_replicas(environment()) else set()
+        self._notice.heed([name for name in self._link.notices if name not in taken])
 
     # ---- the program's thread ----
 

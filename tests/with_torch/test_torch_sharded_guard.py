@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import json
 import os
+import pickle
 import re
 import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from environments import python_with, rank_environment, transport_of
 from ringtrain._training import sharding
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.distributed import Guard, ReplicaSampler, ShardedGuard
+from ringtrain.torch.distributed.replica_gradients import local
 
 ROOT = Path(__file__).parents[2]
 SAMPLES, SEED, PROCESSES, BATCH = 120, 3, 2, 2
@@ -56,14 +59,15 @@ bits = b"".join(each.full_tensor().detach().numpy().tobytes() for each in model.
 os.write(1, f"end {guard.step} {hashlib.sha256(bits).hexdigest()}\\n".encode())
 dist.destroy_process_group()
 """
-# Each fifth step a process is killed within it, if there are two replicas at least: before gradients have left its replica.
+# Each fifth step a process is killed within it, if there are two replicas at least: behind or before its backward pass.
 DEATHS = (
     COMMON
     + """
-def strike():
+def strike(is_behind_pass):
     mark = folder / f"death-{guard.step}"
     due = guard.step % 5 == 4 and len(list(folder.glob("death-*"))) < deaths and not mark.exists()
     turn = guard.step // 5
+    due = due and is_behind_pass == (turn // 2 % 2 == 0)
     if due and guard.replicas > 1 and (guard.replica, dist.get_rank()) == ((turn + turn // 2) % guard.replicas, 1 - turn % 2):
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -75,8 +79,9 @@ for epoch in guard.epochs(epochs):
     for indices, x, y in loader:
         optimizer.zero_grad()
         loss = (model(x) - y).square().mean()
-        strike()
+        strike(False)
         loss.backward()
+        strike(True)
         optimizer.step()
         os.write(1, f"applied {epoch} {json.dumps(indices.tolist())}\\n".encode())
         time.sleep(0.05)
@@ -217,10 +222,14 @@ def alone() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def sharded() -> torch.nn.Module:
+def fully_sharded(model: torch.nn.Module) -> torch.nn.Module:
     from torch.distributed.fsdp import fully_shard  # here: torch has it from 2.6 on
 
-    return fully_shard(torch.nn.Linear(3, 1))
+    return fully_shard(model)
+
+
+def sharded() -> torch.nn.Module:
+    return fully_sharded(torch.nn.Linear(3, 1))
 
 
 def sgd_of(model: torch.nn.Module) -> torch.optim.SGD:
@@ -264,6 +273,70 @@ def test_what_is_refused() -> None:
         ShardedGuard(model, sgd_of(model), sampler, epoch=-1)
     with pytest.raises(UnsupportedError, match="Use ringtrain.torch.distributed.ShardedGuard"):
         Guard(model, sgd_of(model))
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_a_replica_takes_over() -> None:
+    """A schedule that nobody has given, what is frozen, a group that came later; on another model in the place of a replica."""
+
+    def trained(seed: int, steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, Any, Any]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(sharded(), torch.nn.BatchNorm1d(1), torch.nn.Linear(1, 1))
+        model = fully_sharded(model)
+        optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        sampler = ReplicaSampler(Data())
+        guard = ShardedGuard(model, optimizer, sampler, seen=0)
+        guard._state.begin()
+        guard._replica.together(guard._others.enter)
+        loader = torch.utils.data.DataLoader(Data(), batch_size=8, sampler=sampler)
+        for number, (_, x, y) in zip(range(steps), loader, strict=False):
+            if number == 2:
+                model[0].bias.requires_grad_(False)
+                optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.3})
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            guard.seen += 1
+        return model, optimizer, schedule, guard
+
+    (model, optimizer, schedule, guard), (other, others, later, joins) = trained(0, 5), trained(1, 0)
+    joins._state._take_over(pickle.loads(pickle.dumps(guard._state._own())))
+    for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(local(one), local(two))
+    assert [each.requires_grad for each in other.parameters()] == [each.requires_grad for each in model.parameters()]
+    assert [len(group["params"]) for group in others.param_groups] == [2, 2]
+    assert [group["lr"] for group in others.param_groups] == [group["lr"] for group in optimizer.param_groups]
+    for one, two in zip(optimizer.state.values(), others.state.values(), strict=True):
+        assert all(
+            torch.equal(local(one[name]), local(two[name])) and type(one[name]) is type(two[name]) for name in one
+        )
+    assert (later.last_epoch, joins.step, joins.seen) == (schedule.last_epoch, guard.step, guard.seen) == (5, 5, 5)
+    assert joins._state.outline(1) == guard._state.outline(1)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_without_samples_and_a_second_guard_are_refused() -> None:
+    model = sharded()
+    optimizer, sampler = sgd_of(model), ReplicaSampler(Data())
+    guard = ShardedGuard(model, optimizer, sampler)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(
+        InvalidArgumentError, match="a step must have samples of the guard's sampler, but none was drawn"
+    ):
+        optimizer.step()
+    with pytest.raises(InvalidArgumentError, match="expected one guard but found another one with this sampler"):
+        ShardedGuard(model, sgd_of(model), sampler)
+    with pytest.raises(
+        InvalidArgumentError, match="names must not be those of its methods, or private, but replicas is"
+    ):
+        ShardedGuard(model, sgd_of(model), ReplicaSampler(Data()), replicas=5)
+    for _ in guard.epochs(1):
+        next(iter(torch.utils.data.DataLoader(Data(), batch_size=8, sampler=sampler)))
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+        with pytest.raises(InvalidArgumentError, match="must train parameters of the model, but has others"):
+            optimizer.step()
 
 
 def test_there_must_be_a_default_group() -> None:

@@ -34,6 +34,8 @@ class Replica:
         place: of this process among those of its replica.
         size: how many they are.
         leads: whether this process is a rank of the job.
+        look: finds ``among``; for the leader.
+        among: the number of this replica, and how many there are, when the leader has spoken last.
     """
 
     def __init__(self, deeds: Mapping[str, Callable[..., object]], is_alone: bool) -> None:
@@ -41,6 +43,8 @@ class Replica:
         self.leads = self.place == _LEADER
         self.deeds = dict(deeds)
         self.is_alone = is_alone
+        self.look: Callable[[], tuple[int, int]] = lambda: (0, 1)
+        self.among = (0, 1)
         self._device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # of messages
         self._to_tell: list[tuple[str, tuple]] = []  # the leader has done them, the others will with the next message
 
@@ -60,6 +64,7 @@ class Replica:
             with suppress(Exception):  # of the two problems, the first
                 self._say(_RAISE, problem)
             raise
+        self.among = self.look()
         self._say(_RETURN, result)
         return result
 
@@ -111,7 +116,7 @@ class Replica:
 
     def _follow(self) -> Any:
         while True:
-            deeds, ending, value = self._hear()
+            deeds, ending, value, self.among = self._hear()
             for deed, given in deeds:
                 self.deeds[deed](*given)
             if ending == _RETURN:
@@ -120,7 +125,7 @@ class Replica:
                 raise value
 
     def _say(self, ending: str = "", value: object = None) -> None:
-        said = pickle.dumps((self._to_tell, ending, value))
+        said = pickle.dumps((self._to_tell, ending, value, self.among))
         self._to_tell = []
         self._broadcast((len(said).to_bytes(_LENGTH, "little") + said[:_SHORT]).ljust(_LENGTH + _SHORT))
         if len(said) > _SHORT:

@@ -17,19 +17,16 @@ Average = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 class ReplicaGradients:
-    """Those of an optimizer, in one process of a replica.
+    """Those of a model, in one process of a replica.
 
     Args:
         replica: of this process.
         model: whose passes are followed.
-        optimizer: of its parameters.
         average: of flat tensors over all replicas; for leaders.
     """
 
-    def __init__(
-        self, replica: Replica, model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average
-    ) -> None:
-        self._replica, self._optimizer, self._average = replica, optimizer, average
+    def __init__(self, replica: Replica, model: torch.nn.Module, average: Average) -> None:
+        self._replica, self._model, self._average = replica, model, average
         self._is_queued = False  # the average, behind the backward pass that is under way
         self._are_averages = False  # since the last update
         self._sizes: dict[tuple[int, ...], list[int]] = {}  # of flat tensors by dtype, by parameters
@@ -83,8 +80,8 @@ class ReplicaGradients:
             _unpack(group, self._replica.scatter(average_of_all, own))
 
     def _trained(self) -> list[list[torch.nn.Parameter]]:
-        """The parameters that have gradients, by dtype."""
-        trained = [each for group in self._optimizer.param_groups for each in group["params"] if each.requires_grad]
+        """The parameters that may have gradients, by dtype; also such as no optimizer has yet, since clipping looks at all."""
+        trained = [each for each in self._model.parameters() if each.requires_grad]
         dtypes = sorted({each.dtype for each in trained}, key=str)
         return [[each for each in trained if each.dtype == dtype] for dtype in dtypes]
 

@@ -2,8 +2,8 @@
 
 import torch.distributed as dist
 
-from ringtrain.errors import NotInitializedError
-from ringtrain.torch.elastic.sampler import ElasticSampler
+from ringtrain.errors import InvalidArgumentError, NotInitializedError
+from ringtrain.torch.elastic.sampler import ElasticSampler, Follower
 
 
 class ReplicaSampler(ElasticSampler):
@@ -15,6 +15,14 @@ class ReplicaSampler(ElasticSampler):
     Raises:
         NotInitializedError: before ``init_process_group``.
     """
+
+    def follow(self, follower: Follower) -> None:
+        """Counts by itself from now on. Raises InvalidArgumentError if it does so for another guard."""
+        if self._follower is not None:
+            raise InvalidArgumentError(
+                "ShardedGuard: expected one guard but found another one with this sampler. Make one ShardedGuard, and use that."
+            )
+        super().follow(follower)
 
     def deal(self, size: int, place: int) -> None:
         """Deals the next window to so many replicas, of which this is the one at that place."""

@@ -14,6 +14,8 @@ from ringtrain._runtime.objects import broadcast_object
 from ringtrain.torch.distributed.replica import Replica
 from ringtrain.torch.distributed.replica_gradients import local
 from ringtrain.torch.distributed.replica_sampler import ReplicaSampler
+from ringtrain.torch.elastic.schedules import Schedule, is_plain, schedules_of
+from ringtrain.torch.elastic.structure import structure_of, take_structure
 from ringtrain.torch.elastic.transfer import keeps_identity
 
 _NAME = "ringtrain.replicas.state"
@@ -45,20 +47,31 @@ class ReplicaState:
     ) -> None:
         self._owner, self._names = owner, names
         self._model, self._optimizer, self._sampler = model, optimizer, sampler
+        self._groups = {"optimizer": len(optimizer.param_groups)}  # that it had at first
+        self._schedules: dict[str, Schedule] = {}  # that were not given, by name
         self._is_there = False  # on all processes of this replica; the leader's to know
         self._in_transit: dict[str, Any] | None = None  # the state of a process, in its leader's hands
 
+    def begin(self) -> None:
+        """The loop begins: what sets the learning rates is there by now."""
+        given = [getattr(self._owner, name) for name in self._names]
+        found = schedules_of(self._optimizers, given)
+        self._schedules = {name: each for name, each in found.items() if is_plain(each.state_dict())}
+
     def outline(self, processes: int) -> dict[str, str]:
-        """What replicas must have alike."""
-        count = len(_parameters(self._optimizer))
+        """What replicas must have alike; groups that came later are handed over."""
+        groups = self._optimizer.param_groups[: self._groups["optimizer"]]
+        count = sum(len(group["params"]) for group in groups)
         tensors = {
             name: f"{str(each.dtype).removeprefix('torch.')} of {tuple(each.shape)}, of which {tuple(local(each).shape)} on process 0"
             for name, each in _tensors(self._model)
         }
         return {
-            "the replica": f"{processes} processes",
+            "the number of processes": str(processes),
             "optimizer": f"{type(self._optimizer).__name__} of {count} parameters",
             "sampler": self._sampler.outline,
+            **dict.fromkeys(self._names, "an object"),
+            **dict.fromkeys(self._schedules, "a schedule that was not given"),
             **{f"model.{name}": each for name, each in tensors.items()},
         }
 
@@ -91,14 +104,19 @@ class ReplicaState:
 
     # ----
 
+    @property
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return {"optimizer": self._optimizer}
+
     def _own(self) -> dict[str, Any]:
         values = {name: getattr(self._owner, name) for name in self._names}
         states = [self._optimizer.state.get(each) for each in _parameters(self._optimizer)]
         return {
             "tensors": {name: _sent(each) for name, each in _tensors(self._model)},
-            "trained": [each.requires_grad for each in self._model.parameters()],
+            "structure": structure_of({"model": self._model}, self._optimizers, self._groups),
             "states": [each and {name: _sent(value) for name, value in each.items()} for each in states],
             "options": [{**group, "params": None} for group in self._optimizer.param_groups],
+            "schedules": {name: each.state_dict() for name, each in self._schedules.items()},
             "values": {name: each.state_dict() if keeps_identity(each) else each for name, each in values.items()},
             "sampler": self._sampler.state_dict(),
         }
@@ -106,14 +124,15 @@ class ReplicaState:
     def _take_over(self, kept: dict[str, Any]) -> None:
         for name, each in _tensors(self._model):
             local(each).copy_(kept["tensors"][name].values)
-        for parameter, trains in zip(self._model.parameters(), kept["trained"], strict=True):
-            parameter.requires_grad_(trains)
+        take_structure(kept["structure"], {"model": self._model}, self._optimizers, self._groups)
         for parameter, values in zip(_parameters(self._optimizer), kept["states"], strict=True):
             self._optimizer.state.pop(parameter, None)
             if values is not None:
                 self._optimizer.state[parameter] = {name: _taken(each, parameter) for name, each in values.items()}
         for group, options in zip(self._optimizer.param_groups, kept["options"], strict=True):
             group.update({**options, "params": group["params"]})
+        for name, each in self._schedules.items():
+            each.load_state_dict(kept["schedules"][name])
         for name, value in kept["values"].items():
             present = getattr(self._owner, name)
             if keeps_identity(present):

@@ -28,6 +28,7 @@ Result = TypeVar("Result")
 _GRADIENTS = "ringtrain.replicas.gradients"
 _OBJECTS = "ringtrain.replicas.objects"
 _OUTLINE = "ringtrain.replicas.outline"
+_DRAWN = "ringtrain.replicas.drawn"
 
 
 class Replicas:
@@ -65,7 +66,7 @@ class Replicas:
             raise UnsupportedError(
                 "ShardedGuard: replicas must have as many samples each, but the job has --batch constant or balanced. Leave the flag out."
             )
-        self._transaction = Transaction(member, _Training(self._replica, self._sampler, self._state))
+        self._transaction = Transaction(member, _Training(self._replica, self._sampler, self._state, self.drawn))
 
     @property
     def place(self) -> tuple[int, int]:
@@ -129,8 +130,20 @@ class Replicas:
 
     # ---- what they exchange ----
 
+    def drawn(self) -> str:
+        """What this replica has drawn for the open window, in words that must be the same in all."""
+        return f"{self._sampler.drawn} behind {self._step()} updates"
+
     def average(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Of flat tensors, which stay as they are."""
+        """Of flat tensors, which stay as they are.
+
+        Raises:
+            MismatchError: replicas have drawn other numbers of samples, or made other numbers of updates.
+        """
+        if self._transaction is None:  # whose vote compares
+            outlines = [{"a step": each} for each in allgather_object(self.drawn(), _DRAWN)]
+            if different := unlike(outlines):
+                raise MismatchError(refusal(outlines, different[0]))
         return self._survive(lambda: reductions.grouped_allreduce(parts, name=_GRADIENTS), Part.SOME)
 
     def gathered(self, values: list[Any]) -> list[Any]:
@@ -145,8 +158,11 @@ class Replicas:
 class _Training:
     """What the transaction of a leader goes on with; it owns nothing."""
 
-    def __init__(self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState) -> None:
+    def __init__(
+        self, replica: Replica, sampler: ReplicaSampler, state: ReplicaState, drawn: Callable[[], str]
+    ) -> None:
         self._replica, self._sampler, self._state = replica, sampler, state
+        self.drawn = drawn
 
     def enter_world(self) -> None:
         """Nothing is bound to a world."""
@@ -171,9 +187,6 @@ class _Training:
 
     def share(self, counts: Sequence[int]) -> None:
         """Shares are equal."""
-
-    def drawn(self) -> str:
-        return self._sampler.drawn
 
     def finish_window(self, contributors: set[int] | None) -> None:
         self._replica.tell("finish_window", contributors)

@@ -4,7 +4,7 @@ Each process has its own part of the model. What FSDP2 has reduced within a repl
 those of the other replicas, by the transaction of all elastic jobs, and gives each process its part back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from typing import Any
 
@@ -58,8 +58,6 @@ class ShardedGuard:
     Attributes:
         epoch: that ``epochs`` is in.
         step: updates that the optimizer has made.
-        replica: number of this replica among those that there are.
-        replicas: how many there are. Both are known in the loop.
 
     Raises:
         InvalidArgumentError: a model that is not sharded, a parameter that is whole, or another sampler; by ``epochs`` also another
@@ -85,21 +83,32 @@ class ShardedGuard:
         given |= checked_progress({name: given[name] for name in ("epoch", "step")})
         for name, value in given.items():
             setattr(self, name, value)
-        self.replica, self.replicas = 0, 1
         self._listeners: list[Callable[[int, int], object]] = []
         self._told: int | None = None  # replicas that there were when listeners were called last; goes with the state
         self._has_looped = False
         self._sampler = sampler
-        state = ReplicaState(self, sorted({*given, "_told"}), model, optimizer, sampler)
+        self._optimizer, self._known = optimizer, {id(each) for each in model.parameters()}
+        self._state = state = ReplicaState(self, sorted({*given, "_told"}), model, optimizer, sampler)
         is_alone = not launcher.has_started_replicas(options.environment())
         self._replica = Replica({"deal": sampler.deal, "finish_window": sampler.finish_window}, is_alone)
         self._replica.deeds |= {"give": partial(state.give, self._replica), "take": partial(state.take, self._replica)}
         self._others = Replicas(self._replica, sampler, state, lambda: self.step)
-        self._replica.together(self._others.join)
-        self._gradients = ReplicaGradients(self._replica, model, optimizer, self._others.average)
         sampler.follow(self)
+        self._replica.together(self._others.join)
+        self._replica.look = lambda: self._others.place
+        self._gradients = ReplicaGradients(self._replica, model, self._others.average)
         optimizer.register_step_pre_hook(self._before_update)
         optimizer.register_step_post_hook(self._after_update)
+
+    @property
+    def replica(self) -> int:
+        """Number of this replica among those that there are; in the loop."""
+        return self._replica.among[0]
+
+    @property
+    def replicas(self) -> int:
+        """How many there are; in the loop."""
+        return self._replica.among[1]
 
     # ---- the loop ----
 
@@ -118,6 +127,7 @@ class ShardedGuard:
                 "Count all epochs in one."
             )
         self._has_looped = True
+        self._state.begin()
         self._meet(self._others.enter)
         while self.epoch < count:
             self._set_epoch()
@@ -159,6 +169,12 @@ class ShardedGuard:
     # ----
 
     def _before_update(self, *_: object) -> None:
+        if not self._sampler.has_drawn:
+            raise InvalidArgumentError(
+                "ShardedGuard: a step must have samples of the guard's sampler, but none was drawn. Give the loader sampler=sampler, and "
+                "step within guard.epochs()."
+            )
+        _require_known(self._optimizer, self._known)
         self._gradients.average_rest()
 
     def _after_update(self, *_: object) -> None:
@@ -172,12 +188,7 @@ class ShardedGuard:
 
     def _meet(self, decide: Callable[[], object]) -> None:
         """Has leaders do something between two steps, behind which another number of replicas may be there."""
-
-        def told() -> tuple[int, int]:
-            decide()
-            return self._others.place
-
-        self.replica, self.replicas = self._replica.together(told)
+        self._replica.together(decide)
         former, self._told = self._told, self.replicas
         if former not in (None, self.replicas):
             for listener in self._listeners:
@@ -194,17 +205,20 @@ def _check(model: Any, optimizer: Any, sampler: object) -> None:
     check_kind("ShardedGuard: the optimizer must be one of torch.optim", optimizer, torch.optim.Optimizer)
     advice = "Give the loader and the guard ringtrain.torch.distributed.ReplicaSampler(dataset)"
     check_kind("ShardedGuard: the sampler must be a ReplicaSampler", sampler, ReplicaSampler, advice)
-    named = {id(each): name for name, each in model.named_parameters()}
-    trained = [each for group in optimizer.param_groups for each in group["params"]]
-    if any(id(each) not in named for each in trained):
+    _require_known(optimizer, {id(each) for each in model.parameters()})
+    for name, each in model.named_parameters():
+        if each.requires_grad and shard_kind(each) != "DTensor":
+            raise InvalidArgumentError(
+                f"ShardedGuard: parameters must be sharded over the replica, as by fully_shard, but {name!r} is a "
+                f"{type(each).__name__}. Call fully_shard(model). A model of which each rank has a copy wants Guard or "
+                "hvd.DistributedOptimizer."
+            )
+
+
+def _require_known(optimizer: torch.optim.Optimizer, known: Container[int]) -> None:
+    """Raises InvalidArgumentError for parameters of something else, whose gradients nobody averages; ``known`` has ids."""
+    if any(id(each) not in known for group in optimizer.param_groups for each in group["params"]):
         raise InvalidArgumentError(
             "ShardedGuard: the optimizer must train parameters of the model, but has others. Make it behind fully_shard, which "
             "replaces them."
         )
-    for each in trained:
-        if shard_kind(each) != "DTensor":
-            raise InvalidArgumentError(
-                f"ShardedGuard: parameters must be sharded over the replica, as by fully_shard, but {named[id(each)]!r} is a "
-                f"{type(each).__name__}. Call fully_shard(model). A model of which each rank has a copy wants Guard or "
-                "hvd.DistributedOptimizer."
-            )

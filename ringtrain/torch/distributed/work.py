@@ -1,6 +1,7 @@
 """A collective that was submitted, as torch's ``Work``: waited for by whoever wants its result, or by way of a future."""
 
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -232,7 +233,7 @@ class RingtrainWork(Work):
 
     def __del__(self) -> None:  # once, also if it lives on
         pending = getattr(self, "_pending", None)
-        if pending is None or self._future is not None:
+        if pending is None or self._future is not None or sys.is_finalizing():  # then no thread starts any more
             return
         if not pending.placed:
             self._completions.add(pending.settle_quietly, lambda: None)
