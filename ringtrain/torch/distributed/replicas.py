@@ -141,9 +141,7 @@ class Replicas:
             MismatchError: replicas have drawn other numbers of samples, or made other numbers of updates.
         """
         if self._transaction is None:  # whose vote compares
-            outlines = [{"a step": each} for each in allgather_object(self.drawn(), _DRAWN)]
-            if different := unlike(outlines):
-                raise MismatchError(refusal(outlines, different[0]))
+            _require_same_steps(allgather_object(self.drawn(), _DRAWN))
         return self._survive(lambda: reductions.grouped_allreduce(parts, name=_GRADIENTS), Part.SOME)
 
     def gathered(self, values: list[Any]) -> list[Any]:
@@ -153,6 +151,15 @@ class Replicas:
 
     def _survive(self, function: Callable[[], Result], part: Part) -> Result:
         return function() if self._transaction is None else self._transaction.survive(function, part)
+
+
+def _require_same_steps(drawn: Sequence[str]) -> None:
+    other = next((number for number, each in enumerate(drawn) if each != drawn[0]), None)
+    if other is not None:
+        raise MismatchError(
+            f"ShardedGuard: all replicas must draw as many samples and make the same updates, but replica {other} has drawn "
+            f"{drawn[other]}, and replica 0 {drawn[0]}. Give all loaders one batch_size, and call optimizer.step() in all or in none."
+        )
 
 
 class _Training:
