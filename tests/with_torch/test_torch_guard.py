@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import json
 import os
 import re
 import subprocess
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from applied_samples import require_each_sample_once
 from environments import python_with, rank_environment, transport_of
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,17 +85,6 @@ def run(folder: Path, deaths: int, epochs: int, *flags: str) -> subprocess.Compl
     )  # fmt: skip
 
 
-def require_each_sample_once(done: subprocess.CompletedProcess, epochs: int) -> None:
-    """But for those that are repeated at an epoch's end, where the rest does not divide by the ranks."""
-    applied: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-    for epoch, indices in re.findall(r"^\[\d+\] applied (\d+) (\[.*\])$", done.stdout, re.MULTILINE):
-        applied[epoch].update(json.loads(indices))
-    said = done.stdout[-3000:] + done.stderr[-3000:]
-    assert applied.keys() == {str(epoch) for epoch in range(epochs)}, said
-    for counts in applied.values():
-        assert counts.keys() == set(range(SAMPLES)) and counts.total() - SAMPLES in range(RANKS), said
-
-
 @pytest.mark.tcp
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("deaths, epochs", [(2, 4), pytest.param(20, 100, marks=pytest.mark.long)])
@@ -104,7 +92,7 @@ def test_ranks_that_are_killed_cost_no_step(deaths: int, epochs: int, tmp_path: 
     done = run(tmp_path, deaths, epochs, "--elastic", "-np", f"1:{RANKS}", "--blacklist-cooldown-range", "1", "1")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert len(list(tmp_path.glob("death-*"))) == deaths
-    require_each_sample_once(done, epochs)
+    require_each_sample_once(done, SAMPLES, epochs, RANKS - 1)
     ends = set(re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE))
     assert len(ends) == 1, ends
 
@@ -114,7 +102,7 @@ def test_ranks_that_are_killed_cost_no_step(deaths: int, epochs: int, tmp_path: 
 def test_a_job_of_a_fixed_size_trains_as_ever(tmp_path: Path) -> None:
     done = run(tmp_path, 0, 4, "-np", "2")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    require_each_sample_once(done, 4)
+    require_each_sample_once(done, SAMPLES, 4, RANKS - 1)
     assert len(set(re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE))) == 1
 
 

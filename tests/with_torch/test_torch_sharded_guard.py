@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import json
 import os
 import pickle
 import re
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from applied_samples import require_each_sample_once
 from environments import python_with, rank_environment, transport_of
 
 from ringtrain._training import sharding
@@ -136,17 +135,6 @@ def ends_of(done: subprocess.CompletedProcess) -> list[str]:
     return re.findall(r"^\[\d+\] end (.*)$", done.stdout, re.MULTILINE)
 
 
-def require_each_sample_once(done: subprocess.CompletedProcess, epochs: int, most_repeated: int) -> None:
-    """But for those that are repeated at an epoch's end, where the rest does not divide by the processes."""
-    applied: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-    for epoch, indices in re.findall(r"^\[\d+\] applied (\d+) (\[.*\])$", done.stdout, re.MULTILINE):
-        applied[epoch].update(json.loads(indices))
-    said = done.stdout[-3000:] + done.stderr[-3000:]
-    assert applied.keys() == {str(epoch) for epoch in range(epochs)}, said
-    for counts in applied.values():
-        assert counts.keys() == set(range(SAMPLES)) and counts.total() - SAMPLES in range(most_repeated + 1), said
-
-
 @pytest.mark.tcp
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize(
@@ -159,7 +147,7 @@ def test_replicas_of_which_a_process_is_killed_cost_no_step(
     flags = ("--elastic", "-np", f"1:{replicas}", "--blacklist-cooldown-range", "1", "1")
     done = run(tmp_path, DEATHS, deaths, epochs, backend, *flags)
     assert len(list(tmp_path.glob("death-*"))) == deaths
-    require_each_sample_once(done, epochs, replicas * PROCESSES - 1)
+    require_each_sample_once(done, SAMPLES, epochs, replicas * PROCESSES - 1)
     assert "has joined after step" in done.stderr and f"change {replicas} {replicas - 1}" in done.stdout
     assert len(set(ends_of(done))) == 1, ends_of(done)
 
