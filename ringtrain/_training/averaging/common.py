@@ -126,3 +126,17 @@ class CommonCopy:
 def owned(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A flat copy."""
     return np.array(values, dtype).reshape(-1)
+
+
+def check_state(state: Any) -> None:
+    """Raises InvalidArgumentError for what no worker's ``state`` has returned; None is a new beginning."""
+    if state is None:
+        return
+    lacking = [
+        name for name in ("counters", "common", "momentum") if not isinstance(state, Mapping) or name not in state
+    ]
+    if lacking:
+        raise InvalidArgumentError(
+            f"local steps: a state must be what was saved of them, but is a {type(state).__name__} without {lacking[0]!r}. Load the one "
+            "that local_steps_state(), or the optimizer's state_dict(), has returned."
+        )

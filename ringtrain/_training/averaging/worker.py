@@ -22,7 +22,7 @@ from ringtrain._training import residuals, terms
 from ringtrain._training.adapter.checks import hashed
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.averaging.changes import Changes
-from ringtrain._training.averaging.common import CommonCopy, owned
+from ringtrain._training.averaging.common import CommonCopy, check_state, owned
 from ringtrain._training.averaging.exchange import average_in_place, gathered, refuse_terms
 from ringtrain._training.averaging.flights import Flight
 from ringtrain._training.averaging.fragments import Fragments
@@ -221,7 +221,7 @@ class Worker:
         Raises:
             InvalidArgumentError: it was saved between two synchronisations, with other fragments; or it is something else.
         """
-        _check_state(state)
+        check_state(state)
         self._session.follow()
         given = {} if state is None else self._fragments.of_state(state)
         self._changes.await_all(heeds=False)  # so that no name stays in flight
@@ -397,17 +397,4 @@ def require_local(worker: Worker) -> None:
         raise InvalidArgumentError(
             f"join '{worker.prefix}': a rank must have data for all {worker.period.warmup} exact steps, but has had them "
             f"for {worker.period.total}. Lower warmup."
-        )
-
-
-def _check_state(state: Any) -> None:
-    if state is None:
-        return
-    lacking = [
-        name for name in ("counters", "common", "momentum") if not isinstance(state, Mapping) or name not in state
-    ]
-    if lacking:
-        raise InvalidArgumentError(
-            f"local steps: a state must be what was saved of them, but is a {type(state).__name__} without {lacking[0]!r}. Load the one "
-            "that local_steps_state(), or the optimizer's state_dict(), has returned."
         )
