@@ -560,6 +560,7 @@ def test_a_rank_that_was_stopped_says_so():
     try:
         before = rank.stdout.readline()
         os.kill(rank.pid, signal.SIGSTOP)
+        os.waitpid(rank.pid, os.WUNTRACED)  # on a busy machine a thread runs on for a while
         time.sleep(2.1)  # more than half of the bound
         rank.stdin.write("\n")
         rank.stdin.flush()
