@@ -103,6 +103,23 @@ RT_TEST(sha256_gives_the_published_digests) {
     for (size_t step : {1, 3, 63, 64, 65, 1000}) RT_CHECK_EQ(HashOf(vector.first, step), std::string(vector.second));
 }
 
+// The digests above are by the fastest one.
+RT_TEST(blocks_are_compressed_alike_with_and_without_the_processors_instructions) {
+  std::vector<uint8_t> blocks(5 * kSha256Block);
+  std::array<uint32_t, 8> plain, fastest;
+  uint32_t drawn = 1;
+  const auto draw = [&] { return drawn = drawn * 1664525 + 1013904223; };
+  for (int turn = 0; turn < 200; ++turn) {
+    for (uint8_t& byte : blocks) byte = static_cast<uint8_t>(draw() >> 24);
+    for (uint32_t& word : plain) word = draw();
+    fastest = plain;
+    const size_t count = static_cast<size_t>(turn % 6);
+    PlainSha256Blocks(plain.data(), blocks.data(), count);
+    FastestSha256Blocks()(fastest.data(), blocks.data(), count);
+    RT_CHECK(plain == fastest);
+  }
+}
+
 RT_TEST(hmac_gives_the_digests_of_rfc_4231) {
   std::string counting;
   for (char byte = 1; byte <= 25; ++byte) counting += byte;

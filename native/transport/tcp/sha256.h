@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "transport/tcp/sha256_blocks.h"
+
 namespace ringtrain {
 
 using Digest = std::array<uint8_t, 32>;
@@ -19,12 +21,9 @@ class Sha256 {
   Digest Finish();
 
  private:
-  static constexpr size_t kBlock = 64;
-  void Compress(const uint8_t* block);
-
   std::array<uint32_t, 8> state_ = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                     0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::array<uint8_t, kBlock> block_{};  // its first bytes_ % kBlock bytes are waiting
+  std::array<uint8_t, kSha256Block> block_{};  // its first bytes_ % kSha256Block bytes are waiting
   uint64_t bytes_ = 0;
 };
 
