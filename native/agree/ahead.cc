@@ -15,10 +15,12 @@ constexpr size_t kMostBytes =
 
 bool GoesAhead(const std::vector<const Response*>& batch) {
   size_t bytes = 0;
-  const DType dtype = batch[0]->request.tensors.empty() ? DType::kUInt8 : batch[0]->request.tensors[0].dtype;
+  const Request& first = batch[0]->request;
+  const DType dtype = first.tensors.empty() ? DType::kUInt8 : first.tensors[0].dtype;
   for (const Response* response : batch) {
     bytes += response->request.bytes();
     if (!IsPlain(*response) || bytes > kMostBytes) return false;
+    if (response->request.compression != first.compression) return false;
     for (const TensorSpec& tensor : response->request.tensors)
       if (tensor.dtype != dtype) return false;
   }

@@ -71,7 +71,7 @@ Status CheckSquares(const Request& request) {
     if (tensor.dtype != DType::kFloat32 && tensor.dtype != DType::kFloat64)
       return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
                                  " needs float32 or float64, but found " + tensor.Text() + ". Cast first.");
-  if (request.compression == Compression::kNone) return {};
+  if (Casts(request.compression)) return {};
   return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
                              " must not be compressed, but found compression " +
                              std::string(Text(request.compression)) + ". Leave it out.");
@@ -153,7 +153,7 @@ Status CheckCompression(const Request& request) {
     return Refuse(request, "with compression " + std::string(Text(request.compression)) +
                                " the reduction must be sum or average, but is " + Text(request.reduction) +
                                ". Use float16, bfloat16 or no compression.");
-  if (request.compression == Compression::kNone || Find(request.operation)->reduces) return {};
+  if (Casts(request.compression) || Find(request.operation)->reduces) return {};
   return Refuse(request, "only operations that reduce may be compressed, but found compression " +
                              std::string(Text(request.compression)) + ". Leave it out, or cast the tensor.");
 }
@@ -282,7 +282,7 @@ bool Fits(const Response& response, const std::vector<int>& members) {
 bool IsPlain(const Response& response) {
   const Request& request = response.request;
   return request.operation == Operation::kAllreduce && request.reduction != Reduction::kAdasum &&
-         request.compression == Compression::kNone && response.weights.empty() && response.devices.empty();
+         Casts(request.compression) && response.weights.empty() && response.devices.empty();
 }
 
 }  // namespace ringtrain

@@ -9,8 +9,8 @@
 
 namespace ringtrain {
 
-// The bytes that RingPass would send of all chunks. Requires an allreduce without a codec, to which all members
-// contribute by the same factor, and that this member is alone on its host.
+// The bytes that RingPass would send of all chunks. Requires an allreduce whose codec keeps nothing, to which all
+// members contribute by the same factor, and that this member is alone on its host.
 std::string ContributionOf(const Batch& batch, const Group& group);
 
 }  // namespace ringtrain

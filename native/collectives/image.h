@@ -26,8 +26,8 @@ class Image {
 
   // Of all parts, which lie one behind the other from at(0) on.
   size_t total() const { return encoded_bytes_; }
-  // Whether what travels are the elements themselves.
-  bool plain() const { return codec_.identity(); }
+  // Whether something is kept of what rounding loses: then a part can be finished by its own host alone.
+  bool keeps() const { return codec_.form().feedback; }
 
   // to = scale(s0 ∘ s1 ∘ …); it and each source have the form of that host's part, and it may be one of them.
   void Reduce(int host, char* to, const void* const* sources, int source_count, const Scaling& scaling);

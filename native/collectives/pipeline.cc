@@ -113,12 +113,10 @@ bool Pipeline::TryReduce() {
 }
 
 void Pipeline::StartRing(const Chunk& chunk, char* result) {
-  const char* ahead = nullptr;
-  if (batch_.ahead.came) {
-    ahead = batch_.ahead.contribution.data() + ahead_taken_;
-    for (const Cell& cell : chunk.cells) ahead_taken_ += cell.bytes;
-  }
-  passes_[reduced_ % passes_.size()]->Start(result, chunk, ring_, reduced_, ahead);
+  RingPass& pass = *passes_[reduced_ % passes_.size()];
+  const char* ahead = batch_.ahead.came ? batch_.ahead.contribution.data() + ahead_taken_ : nullptr;
+  pass.Start(result, chunk, ring_, reduced_, ahead);
+  ahead_taken_ += pass.bytes();
 }
 
 Status Pipeline::TryRing(bool* moved) {

@@ -60,7 +60,7 @@ RingPass::Way RingPass::Choose() const {
   const size_t bytes = image_.total();
   const bool goes_whole =
       bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->round_trip >= kFarForTwo && hosts_ == 2);
-  if (reduces_ && gathers_ && image_.plain() && goes_whole) return Way::kWhole;
+  if (reduces_ && gathers_ && !image_.keeps() && goes_whole) return Way::kWhole;
   if (sites_ > 1) return Way::kRing;
   // Those that have near hosts may share the line with these, which would carry more bytes than for a ring.
   if (hosts_ <= kFewHosts && group_->least_round_trip >= kFarHosts) return Way::kAtOnce;

@@ -65,6 +65,8 @@ class RingPass {
   void Start(char* slot, const Chunk& chunk, int ring, uint64_t number, const char* ahead);
   Status Advance(bool* moved);
   bool done() const { return phase_ == Phase::kDone; }
+  // Of the chunk, as it travels.
+  size_t bytes() const { return image_.total(); }
   // Time from the start to the end of the pass, for the timeline.
   int64_t started() const { return started_; }
 

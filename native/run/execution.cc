@@ -76,7 +76,9 @@ Status Execution::Prepare(Plane* plane) {
 Status Execution::TakeAhead() {
   if (!ahead_.sent && !ahead_.came) return {};
   size_t bytes = 0;
-  for (const BatchTensor& tensor : batches_[0].tensors) bytes += tensor.bytes;
+  const Batch& batch = batches_[0];
+  for (const BatchTensor& tensor : batch.tensors)
+    bytes += batch.codec->WireBytes(batch.dtype, tensor.bytes / Bytes(batch.dtype));
   if (ahead_.came && ahead_.contribution.size() != bytes)
     return Status::Internal(Subject() + ": what came with a promise must have " + std::to_string(bytes) +
                             " bytes, but has " + std::to_string(ahead_.contribution.size()) +

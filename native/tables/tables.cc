@@ -80,7 +80,7 @@ const char* TextOf(int32_t id, const NamedId (&rows)[kRows]) {
 }
 
 constexpr NamedId kCompressions[] = {
-#define RT_COMPRESSION(name, id, text, adds) {id, text},
+#define RT_COMPRESSION(name, id, text, adds, casts) {id, text},
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
 };
@@ -101,9 +101,20 @@ const char* Text(StatusCode code) { return TextOf(static_cast<int32_t>(code), kS
 
 bool OnlyAdds(Compression compression) {
   switch (compression) {
-#define RT_COMPRESSION(name, id, text, adds) \
-  case Compression::name:                    \
+#define RT_COMPRESSION(name, id, text, adds, casts) \
+  case Compression::name:                           \
     return adds != 0;
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
+  }
+  return false;
+}
+
+bool Casts(Compression compression) {
+  switch (compression) {
+#define RT_COMPRESSION(name, id, text, adds, casts) \
+  case Compression::name:                           \
+    return casts != 0;
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
   }
@@ -143,7 +154,7 @@ const char* TableText(const char* name) {
       },
       {
           "compressions",
-#define RT_COMPRESSION(name, id, text, adds) #id "\t" text "\t" #adds "\n"
+#define RT_COMPRESSION(name, id, text, adds, casts) #id "\t" text "\t" #adds "\n"
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
       },

@@ -32,7 +32,7 @@ enum class Reduction : int32_t {
 };
 
 enum class Compression : int32_t {
-#define RT_COMPRESSION(name, id, text, adds) name = id,
+#define RT_COMPRESSION(name, id, text, adds, casts) name = id,
 #include "tables/compressions.def"
 #undef RT_COMPRESSION
 };
@@ -115,6 +115,8 @@ const char* Text(Compression compression);
 const char* Text(StatusCode code);
 // Whether the compression is for sums and averages alone.
 bool OnlyAdds(Compression compression);
+// Whether each element travels by itself as a dtype, and nothing is kept of what that has lost.
+bool Casts(Compression compression);
 
 inline const char* Text(DType dtype) { return Find(dtype)->text; }
 inline const char* Text(Operation operation) { return Find(operation)->text; }

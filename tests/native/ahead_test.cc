@@ -38,6 +38,10 @@ RT_TEST(small_plain_sums_go_ahead) {
   RT_CHECK(!Goes({other}));
   other = Sum(8);
   other.request.compression = Compression::kFloat16;
+  RT_CHECK(Goes({other}) && Goes({other, other}));
+  RT_CHECK(!Goes({other, Sum(8)}) && !Goes({Sum(8), other}));
+  other = Sum(8);
+  other.request.compression = Compression::kPlainInt8;
   RT_CHECK(!Goes({other}));
   other = Sum(8);
   other.weights = {1, 2};

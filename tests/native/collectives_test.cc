@@ -460,6 +460,7 @@ RT_TEST(hosts_that_are_far_apart_get_the_bits_of_near_ones) {
       far[member].group.round_trip = far[member].group.least_round_trip = 5000000;
     std::vector<Exchange> once = {RandomExchange(&random, near.size(), Operation::kAllreduce, DType::kFloat32)};
     AddFloats(&random, 30000 + static_cast<size_t>(Pick(&random, 30000)), &once[0]);
+    if (seed > 20) once[0].batch.codec = &CodecFor(Compression::kFloat16, DType::kFloat32, 1);
     std::vector<Exchange> again = once;
     Perform(near, &once, &random);
     Perform(far, &again, &random);
@@ -474,9 +475,11 @@ RT_TEST(hosts_that_are_far_apart_get_the_bits_of_near_ones) {
 }
 
 RT_TEST(what_has_gone_ahead_travels_once_and_gives_the_same_bits) {
-  for (int sent = 0; sent < 4; ++sent) {
+  for (int turn = 0; turn < 8; ++turn) {
+    const int sent = turn % 4;
     Random random(11);
     Exchange exchange;
+    if (turn >= 4) exchange.batch.codec = &CodecFor(Compression::kFloat16, DType::kFloat32, 1);
     exchange.batch.dtype = DType::kFloat32;
     exchange.batch.reduction = Reduction::kAverage;
     exchange.batch.scaling.prescale = 0.3;

@@ -320,7 +320,7 @@ int main() {
 ROWS = {
     "operations": 'RT_OPERATION(kReversedGather, 99, "reversed_gather", 0, 0, kGather, 1, "allreduce")',
     "reductions": 'RT_REDUCTION(kPower, 99, "power", kSquare, kAdd, kLeave)',
-    "compressions": 'RT_COMPRESSION(kSixBits, 7, "six bits", 1)',
+    "compressions": 'RT_COMPRESSION(kSixBits, 7, "six bits", 1, 0)',
 }
 
 
