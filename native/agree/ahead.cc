@@ -19,8 +19,7 @@ bool GoesAhead(const std::vector<const Response*>& batch) {
   const DType dtype = first.tensors.empty() ? DType::kUInt8 : first.tensors[0].dtype;
   for (const Response* response : batch) {
     bytes += response->request.bytes();
-    if (!IsPlain(*response) || bytes > kMostBytes) return false;
-    if (response->request.compression != first.compression) return false;
+    if (!IsPlain(*response, first) || bytes > kMostBytes) return false;
     for (const TensorSpec& tensor : response->request.tensors)
       if (tensor.dtype != dtype) return false;
   }

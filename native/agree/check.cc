@@ -71,7 +71,7 @@ Status CheckSquares(const Request& request) {
     if (tensor.dtype != DType::kFloat32 && tensor.dtype != DType::kFloat64)
       return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
                                  " needs float32 or float64, but found " + tensor.Text() + ". Cast first.");
-  if (Casts(request.compression)) return {};
+  if (request.compression == Compression::kNone) return {};
   return Refuse(request, "reduction " + std::string(Text(request.reduction)) +
                              " must not be compressed, but found compression " +
                              std::string(Text(request.compression)) + ". Leave it out.");
@@ -153,7 +153,7 @@ Status CheckCompression(const Request& request) {
     return Refuse(request, "with compression " + std::string(Text(request.compression)) +
                                " the reduction must be sum or average, but is " + Text(request.reduction) +
                                ". Use float16, bfloat16 or no compression.");
-  if (Casts(request.compression) || Find(request.operation)->reduces) return {};
+  if (request.compression == Compression::kNone || Find(request.operation)->reduces) return {};
   return Refuse(request, "only operations that reduce may be compressed, but found compression " +
                              std::string(Text(request.compression)) + ". Leave it out, or cast the tensor.");
 }
@@ -279,10 +279,11 @@ bool Fits(const Response& response, const std::vector<int>& members) {
   return fits;
 }
 
-bool IsPlain(const Response& response) {
+bool IsPlain(const Response& response, const Request& first) {
   const Request& request = response.request;
   return request.operation == Operation::kAllreduce && request.reduction != Reduction::kAdasum &&
-         Casts(request.compression) && response.weights.empty() && response.devices.empty();
+         Casts(request.compression) && request.compression == first.compression && response.weights.empty() &&
+         response.devices.empty();
 }
 
 }  // namespace ringtrain

@@ -20,9 +20,9 @@ bool Fits(const Request& request, const std::vector<int>& members);
 bool Fits(const Response& response, const std::vector<int>& members);
 // Whether there can be such a tensor: no extent is negative, and its bytes can be counted.
 bool IsPossible(const TensorSpec& tensor);
-// Whether it is an allreduce in host memory to which each member contributes its tensor as it is, but for a
-// factor and a cast.
-bool IsPlain(const Response& response);
+// Whether it is an allreduce in host memory to which each member contributes its tensor as it is, but for a factor and
+// the cast of the first one of its batch.
+bool IsPlain(const Response& response, const Request& first);
 
 }  // namespace ringtrain
 #endif  // RINGTRAIN_AGREE_CHECK_H_

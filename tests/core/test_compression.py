@@ -478,9 +478,11 @@ def test_nothing_is_lost_within_a_host(world):
 
 @pytest.mark.parametrize("size, layout, algorithm", [c for c in configurations(2) if c[1] or c[2] == "ring"], ids=str)
 def test_half_the_bytes_travel(size, layout, algorithm):
+    """Of what is too large to go whole, in the fewest steps."""
+
     def sent(compression):
         before = rt.counters()["wire_bytes_sent"]
-        rt.allreduce(np.ones(4096, np.float32), "g", compression=compression)
+        rt.allreduce(np.ones(16384, np.float32), "g", compression=compression)
         return rt.counters()["wire_bytes_sent"] - before
 
     with World(size, layout, algorithm=algorithm) as world:
