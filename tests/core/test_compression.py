@@ -492,6 +492,25 @@ def test_half_the_bytes_travel(size, layout, algorithm):
             assert narrow * 2 == plain
 
 
+@pytest.mark.parametrize("compression", [rt.Compression.none, rt.Compression.fp16, rt.Compression.bf16], ids=str)
+def test_a_small_sum_of_two_hosts_goes_with_the_promise(compression):
+    """In a loop that repeats itself; with the bits of the sums before, for which ranks had agreed first."""
+
+    def on_rank(rank):
+        value = np.linspace(0.1, 7.0, 300, dtype=np.float32) * (rank + 1)
+        results, carried = set(), 0
+        for _ in range(30):
+            before = rt.counters()["frame_bytes_sent"]
+            results.add(rt.allreduce(value, "g", rt.Average, compression=compression).tobytes())
+            carried = rt.counters()["frame_bytes_sent"] - before
+        return results, carried
+
+    with World(2, "1+1") as world:
+        (results, carried), (others, _) = world.run(on_rank)
+    assert len(results) == 1 and results == others
+    assert carried > 300 * (4 if compression is rt.Compression.none else 2)
+
+
 @pytest.mark.parametrize("size, layout, algorithm", [c for c in configurations(2) if c[1] == "1+1"], ids=str)
 def test_overflow_reaches_every_rank(size, layout, algorithm):
     """A sum beyond float16 is infinite everywhere; an average within it is not, nor what the prescale makes small enough."""
