@@ -108,16 +108,25 @@ std::unique_ptr<HostMemory> OpenProcessMemory(std::shared_ptr<ProcessHost> host,
 
 // ---- between processes ----
 
+// The file gets its name last: if this process is killed before, nothing is left. Where the file system cannot do that,
+// a name without a size may be.
 Status PosixMemory::Create(int local_size, size_t world_window_bytes, std::unique_ptr<PosixMemory>* memory) {
+  if (Create(local_size, world_window_bytes, false, memory).ok()) return {};
+  return Create(local_size, world_window_bytes, true, memory);
+}
+
+Status PosixMemory::Create(int local_size, size_t world_window_bytes, bool named_at_once,
+                           std::unique_ptr<PosixMemory>* memory) {
   uint64_t random[2];
   if (getrandom(random, sizeof random, 0) != sizeof random) return SystemError("getrandom");
   std::unique_ptr<PosixMemory> made(new PosixMemory(0, local_size));
   char name[64];
   snprintf(name, sizeof name, "/ringtrain-%016llx", static_cast<unsigned long long>(random[0]));
   made->name_ = name;
-  made->file_ = shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  made->file_ = named_at_once ? shm_open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
+                              : open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (made->file_ < 0) return SystemError(std::string("shared memory ") + name + " cannot be created");
-  made->linked_ = true;
+  made->linked_ = named_at_once;
   // Held until this process ends, and from before the file has a size. So whoever finds a name without a lock knows
   // that its creator was killed before it could remove it.
   if (flock(made->file_, LOCK_SH) != 0) return SystemError("flock of shared memory");
@@ -126,8 +135,15 @@ Status PosixMemory::Create(int local_size, size_t world_window_bytes, std::uniqu
   RT_TRY(made->MapControl());
   made->control_->nonce.store(random[1]);
   made->control_->place(0).process.Write();
+  if (!made->linked_) RT_TRY(made->Link());
   *memory = std::move(made);
   return {};
+}
+
+Status PosixMemory::Link() {
+  const std::string file = "/proc/self/fd/" + std::to_string(file_), name = "/dev/shm" + name_;
+  linked_ = linkat(AT_FDCWD, file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  return linked_ ? Status() : SystemError("linkat of shared memory");
 }
 
 Status PosixMemory::Open(const std::string& name, uint64_t nonce, int local_rank, int local_size,

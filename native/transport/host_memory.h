@@ -109,8 +109,9 @@ class ProcessHost;
 std::shared_ptr<ProcessHost> MakeProcessHost(int local_size);
 std::unique_ptr<HostMemory> OpenProcessMemory(std::shared_ptr<ProcessHost> host, int local_rank);
 
-// Between processes. The creator makes a file under a random name, mode 0600, with the world's window reserved in it;
-// the others open it by that name and prove by the nonce that it is the same file; Unlink ends the name once all have.
+// Between processes. The creator makes a file, mode 0600, with the world's window reserved in it, and gives it a random
+// name; the others open it by that name and prove by the nonce that it is the same file; Unlink ends the name once all
+// have.
 class PosixMemory : public HostMemory {
  public:
   static Status Create(int local_size, size_t world_window_bytes, std::unique_ptr<PosixMemory>* memory);
@@ -136,6 +137,9 @@ class PosixMemory : public HostMemory {
   };
 
   PosixMemory(int local_rank, int local_size) : HostMemory(local_rank, local_size) {}
+  static Status Create(int local_size, size_t world_window_bytes, bool named_at_once,
+                       std::unique_ptr<PosixMemory>* memory);
+  Status Link();
   Status MapControl();
   Status Reserve(size_t offset, size_t bytes);
 
