@@ -36,12 +36,12 @@ RingPass::RingPass(Group* group, std::vector<int> leaders, const Batch& batch, i
       direct_(!batch.codec->PartialSums(batch.dtype)),
       sent_ahead_(batch.ahead.sent),
       scaling_(ScalingOfLast(batch)),
-      hosts_(group->topology.host_count()),
-      me_(group->topology.my_host()),
+      topology_(group->topology),
+      hosts_(topology_.host_count()),
+      me_(topology_.my_host()),
       chunks_(static_cast<size_t>(chunks)),
-      sites_(group->topology.sites),
-      places_(group->topology.hosts_of_a_site()),
-      site_(me_ / places_),
+      site_(topology_.my_site()),
+      places_(topology_.hosts_of_site(site_)),
       image_(batch, group->counters),
       messages_(group, std::move(leaders)),
       doubling_(&messages_, hosts_, me_) {}
@@ -61,7 +61,7 @@ RingPass::Way RingPass::Choose() const {
   const bool goes_whole =
       bytes * static_cast<size_t>(hosts_ - 1) <= kMostOfWhole || (group_->round_trip >= kFarForTwo && hosts_ == 2);
   if (reduces_ && gathers_ && !image_.keeps() && goes_whole) return Way::kWhole;
-  if (sites_ > 1) return Way::kRing;
+  if (sites() > 1) return Way::kRing;
   // Those that have near hosts may share the line with these, which would carry more bytes than for a ring.
   if (hosts_ <= kFewHosts && group_->least_round_trip >= kFarHosts) return Way::kAtOnce;
   const size_t most = std::max(kMostInFewSteps, kMostOfAHost * static_cast<size_t>(hosts_));
@@ -80,7 +80,7 @@ RingPass::Phase RingPass::First() const {
 RingPass::Phase RingPass::Following(Phase phase) const {
   switch (phase) {
     case Phase::kReduceStep:
-      if (sites_ > 1) return sites_ == 2 && gathers_ ? Phase::kStrand : Phase::kCrossReduce;
+      if (sites() > 1) return sites() == 2 && gathers_ ? Phase::kStrand : Phase::kCrossReduce;
       return gathers_ ? Phase::kGatherStep : Phase::kDone;
     case Phase::kDirectReduce:
     case Phase::kDoublingReduce:
@@ -88,7 +88,7 @@ RingPass::Phase RingPass::Following(Phase phase) const {
       if (!gathers_) return Phase::kDone;
       if (way_ == Way::kAtOnce) return Phase::kDirectGather;
       if (way_ == Way::kDoubling) return Phase::kDoublingGather;
-      return sites_ > 1 ? Phase::kCrossGather : Phase::kGatherStep;
+      return sites() > 1 ? Phase::kCrossGather : Phase::kGatherStep;
     case Phase::kStrand:
     case Phase::kCrossGather:
       return places_ > 1 ? Phase::kGatherStep : Phase::kDone;
@@ -147,30 +147,29 @@ Status RingPass::Advance(bool* moved) {
 }
 
 Status RingPass::StartStep() {
-  const int before = AtPlace(Place(-1)), behind = AtPlace(Place(1));
   switch (phase_) {
     case Phase::kWhole:
       return StartWhole();
     case Phase::kWholeDoubling:
       return StartWholeDoubling();
     case Phase::kReduceStep:
-      return StartExchange(behind, Place(-step_ - 1), before, Place(-step_ - 2), true);
-    case Phase::kStrand: {
-      const int twin = (1 - site_) * places_ + me_ % places_;
-      return StartExchange(twin, Place(0), twin, Place(0), true);
-    }
+      return StartRingStep(Strand(-step_ - 1), Strand(-step_ - 2), true);
+    case Phase::kStrand:
+      return StartStrand();
     case Phase::kDirectReduce:
-    case Phase::kCrossReduce:
       return StartDirectReduce();
+    case Phase::kCrossReduce:
+      return StartCrossReduce();
     case Phase::kDoublingReduce:
       return doubling_.StartScatter(step_);
     case Phase::kDirectGather:
-    case Phase::kCrossGather:
       return StartDirectGather();
+    case Phase::kCrossGather:
+      return StartCrossGather();
     case Phase::kDoublingGather:
       return doubling_.StartGather(step_, image_);
     case Phase::kGatherStep:
-      return StartExchange(behind, Place(-step_), before, Place(-step_ - 1), false);
+      return StartRingStep(Strand(-step_), Strand(-step_ - 1), false);
     case Phase::kDone:
       break;
   }
@@ -181,7 +180,7 @@ void RingPass::FinishStep() {
   step_started_ = false;
   if (phase_ == Phase::kDoublingReduce) doubling_.FinishScatter(step_);
   const bool last = ++step_ == Steps(phase_);
-  if (phase_ == Phase::kReduceStep) AddStrand(Place(-step_ - 1), true, last && sites_ == 1 ? scaling_ : Scaling{});
+  if (phase_ == Phase::kReduceStep) AddStrand(Strand(-step_ - 1), true, last && sites() == 1 ? scaling_ : Scaling{});
   if (!last) return;
   FinishPhase();
   Enter(Following(phase_));
@@ -194,11 +193,13 @@ void RingPass::FinishPhase() {
       FinishWhole();
       break;
     case Phase::kStrand:
-      AddStrand(Place(0), site_ == 1, scaling_);
+      AddStrand(Strand(0), site_ == 1, scaling_);
       break;
     case Phase::kDirectReduce:
-    case Phase::kCrossReduce:
       FinishDirectReduce();
+      break;
+    case Phase::kCrossReduce:
+      FinishCrossReduce();
       break;
     case Phase::kDoublingReduce:
       FinishDoublingReduce();
@@ -213,17 +214,27 @@ char* RingPass::Room(size_t bytes) {
   return incoming_.data();
 }
 
-// ---- strands: the ring of a site, and between two sites ----
+// ---- strands: the ring of a site ----
 
-// A strand goes to one host, and another one comes from one.
-Status RingPass::StartExchange(int to, int send_strand, int from, int receive_strand, bool adds) {
-  char* into = adds ? Room(StrandBytes(receive_strand)) : nullptr;
-  for (int part = receive_strand; part < hosts_; part += places_) {
-    RT_TRY(messages_.Receive(from, adds ? into : image_.at(part), image_.bytes(part)));
-    if (adds) into += image_.bytes(part);
-  }
-  for (int part = send_strand; part < hosts_; part += places_) RT_TRY(Send(to, part));
+int RingPass::HostWith(int site, int part) const {
+  const int first = topology_.sites[static_cast<size_t>(site)], hosts = topology_.hosts_of_site(site);
+  return first + ((part - first) % hosts + hosts) % hosts;
+}
+
+template <typename Action>
+Status RingPass::ForStrand(int strand, Action action) const {
+  for (int part = strand; part < hosts_; part += places_) RT_TRY(action(part));
   return {};
+}
+
+Status RingPass::StartRingStep(int send_strand, int receive_strand, bool adds) {
+  const int before = HostWith(site_, Strand(-1)), behind = HostWith(site_, Strand(1));
+  char* into = adds ? Room(StrandBytes(receive_strand)) : nullptr;
+  RT_TRY(ForStrand(receive_strand, [&](int part) {
+    char* const to = adds ? std::exchange(into, into + image_.bytes(part)) : image_.at(part);
+    return messages_.Receive(before, to, image_.bytes(part));
+  }));
+  return ForStrand(send_strand, [&](int part) { return Send(behind, part); });
 }
 
 void RingPass::AddStrand(int strand, bool came_first, const Scaling& scaling) {
@@ -242,38 +253,71 @@ size_t RingPass::StrandBytes(int strand) const {
   return bytes;
 }
 
-// ---- parts, from each peer to each other ----
+// ---- between sites ----
+
+Status RingPass::StartStrand() {
+  char* into = Room(StrandBytes(Strand(0)));
+  RT_TRY(ForStrand(Strand(0), [&](int part) {
+    return messages_.Receive(HostWith(1 - site_, part), std::exchange(into, into + image_.bytes(part)),
+                             image_.bytes(part));
+  }));
+  return ForStrand(Strand(0), [&](int part) { return Send(HostWith(1 - site_, part), part); });
+}
+
+// Of its own site a strand has this host's part alone.
+Status RingPass::StartCrossReduce() {
+  const size_t bytes = image_.bytes(me_);
+  char* into = Room(bytes * static_cast<size_t>(sites() - 1));
+  for (int site = 0; site < sites(); ++site)
+    if (site != site_) RT_TRY(messages_.Receive(HostWith(site, me_), std::exchange(into, into + bytes), bytes));
+  return ForStrand(Strand(0), [&](int part) { return part == me_ ? Status() : Send(part, part); });
+}
+
+void RingPass::FinishCrossReduce() {
+  const char* came = incoming_.data();
+  std::vector<const void*> by_site;
+  for (int site = 0; site < sites(); ++site)
+    by_site.push_back(site == site_ ? image_.at(me_) : std::exchange(came, came + image_.bytes(me_)));
+  image_.Reduce(me_, image_.at(me_), by_site.data(), sites(), scaling_);
+}
+
+Status RingPass::StartCrossGather() {
+  RT_TRY(ForStrand(Strand(0), [&](int part) { return part == me_ ? Status() : Receive(part, part); }));
+  for (int site = 0; site < sites(); ++site)
+    if (site != site_) RT_TRY(Send(HostWith(site, me_), me_));
+  return {};
+}
+
+// ---- parts, from each host to each other ----
 
 Status RingPass::StartDirectReduce() {
   const size_t bytes = image_.bytes(me_);
-  char* const into = Room(bytes * static_cast<size_t>(peers() - 1));
-  for (int distance = 1; distance < peers(); ++distance)
-    RT_TRY(messages_.Receive(Peer(-distance), into + bytes * static_cast<size_t>(distance - 1), bytes));
-  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Send(Peer(distance), Peer(distance)));
+  char* const into = Room(bytes * static_cast<size_t>(hosts_ - 1));
+  for (int distance = 1; distance < hosts_; ++distance)
+    RT_TRY(messages_.Receive(Host(-distance), into + bytes * static_cast<size_t>(distance - 1), bytes));
+  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), Host(distance)));
   return {};
 }
 
 void RingPass::FinishDirectReduce() {
   const size_t bytes = image_.bytes(me_);
-  std::vector<char*> in_order(static_cast<size_t>(peers()));
-  for (int distance = 0; distance < peers(); ++distance)
-    in_order[static_cast<size_t>(Index(-distance))] =
+  std::vector<char*> by_host(static_cast<size_t>(hosts_));
+  for (int distance = 0; distance < hosts_; ++distance)
+    by_host[static_cast<size_t>(Host(-distance))] =
         distance == 0 ? image_.at(me_) : incoming_.data() + bytes * static_cast<size_t>(distance - 1);
-  if (!crosses()) return AddAsOnTheWay(me_, in_order);
-  const std::vector<const void*> by_site(in_order.begin(), in_order.end());
-  image_.Reduce(me_, image_.at(me_), by_site.data(), sites_, scaling_);
+  AddAsOnTheWay(me_, by_host);
 }
 
 void RingPass::FinishDoublingReduce() {
   std::vector<char*> by_host(static_cast<size_t>(hosts_));
   for (int distance = 0; distance < hosts_; ++distance)
-    by_host[static_cast<size_t>(Index(-distance))] = doubling_.Came(distance);
+    by_host[static_cast<size_t>(Host(-distance))] = doubling_.Came(distance);
   AddAsOnTheWay(me_, by_host);
 }
 
 Status RingPass::StartDirectGather() {
-  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Receive(Peer(-distance), Peer(-distance)));
-  for (int distance = 1; distance < peers(); ++distance) RT_TRY(Send(Peer(distance), me_));
+  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Receive(Host(-distance), Host(-distance)));
+  for (int distance = 1; distance < hosts_; ++distance) RT_TRY(Send(Host(distance), me_));
   return {};
 }
 
@@ -286,10 +330,10 @@ Status RingPass::StartWhole() {
   else
     for (int distance = 1; distance < hosts_; ++distance)
       RT_TRY(messages_.Receive(
-          Peer(-distance), Room(bytes * static_cast<size_t>(hosts_ - 1)) + bytes * static_cast<size_t>(distance - 1),
+          Host(-distance), Room(bytes * static_cast<size_t>(hosts_ - 1)) + bytes * static_cast<size_t>(distance - 1),
           bytes));
   for (int distance = 1; distance < hosts_ && !sent_ahead_; ++distance)
-    RT_TRY(messages_.Send(Peer(distance), image_.at(0), bytes));
+    RT_TRY(messages_.Send(Host(distance), image_.at(0), bytes));
   return {};
 }
 
@@ -304,7 +348,7 @@ void RingPass::FinishWhole() {
   for (int part = 0; part < hosts_; ++part) {
     const ptrdiff_t offset = image_.at(part) - image_.at(0);
     for (int distance = 0; distance < hosts_; ++distance)
-      by_host[static_cast<size_t>(Index(-distance))] =
+      by_host[static_cast<size_t>(Host(-distance))] =
           offset + (distance == 0 ? image_.at(0) : incoming_.data() + bytes * static_cast<size_t>(distance - 1));
     AddAsOnTheWay(part, by_host);
   }
@@ -318,15 +362,16 @@ void RingPass::AddAsOnTheWay(int part, const std::vector<char*>& by_host) {
     image_.Reduce(part, image_.at(part), in_order.data(), hosts_, scaling_);
     return;
   }
-  std::vector<const void*> in_order(places_), by_site;
-  for (int site = 0; site < sites_; ++site) {
-    for (int place = 0; place < places_; ++place)
-      in_order[(place - part % places_ - 1 + places_) % places_] = by_host[site * places_ + place];
-    char* const to = sites_ == 1 ? image_.at(part) : by_host[site * places_];
-    if (places_ > 1) image_.Reduce(part, to, in_order.data(), places_, sites_ == 1 ? scaling_ : Scaling{});
+  std::vector<const void*> in_order, by_site;
+  for (int site = 0; site < sites(); ++site) {
+    const int places = topology_.hosts_of_site(site);
+    in_order.clear();
+    for (int place = 1; place <= places; ++place) in_order.push_back(by_host[HostWith(site, part + place)]);
+    char* const to = sites() == 1 ? image_.at(part) : by_host[HostWith(site, 0)];
+    if (places > 1) image_.Reduce(part, to, in_order.data(), places, sites() == 1 ? scaling_ : Scaling{});
     by_site.push_back(to);
   }
-  if (sites_ > 1) image_.Reduce(part, image_.at(part), by_site.data(), sites_, scaling_);
+  if (sites() > 1) image_.Reduce(part, image_.at(part), by_site.data(), sites(), scaling_);
 }
 
 }  // namespace ringtrain

@@ -16,17 +16,18 @@
 // 16-bit floats do not travel as partial sums, which would round at each host: every host's sum goes straight to the
 // part's host, is added there in float32 in host order, and is rounded once. The bytes are the same.
 //
-// Sites. Where long lines connect sites of k hosts each, the ring is one of the k hosts of a site, and its parts are
-// strands: strand p has the parts of all hosts that are at place p of their site. Between the two halves each host
-// exchanges its strand with those at its place of the other sites, so every byte crosses a line once each way:
+// Sites. Where long lines connect sites, the ring is one of the k hosts of a site, and its parts are strands: of the
+// parts p of all hosts, strand s has those with p mod k = s. Host h has strand h mod k, in which its own part is.
+// Between the two halves each host exchanges the parts of its strand with those that have them at the other sites,
+// where k may be another. So every byte crosses a line once each way:
 //
 //     site 0: hosts 0 1, site 1: hosts 2 3; strand 0 is a c, strand 1 is b d
 //     start         ring in a site    exchange           ring in a site
 //     0: a b c d    0: a+ b c+ d      0: A b C d         0: A B C D       0 and 2 exchange a+ c+ with each other,
 //     1: a b c d    1: a b+ c d+      1: a B c D         1: A B C D       1 and 3 b+ d+
 //
-// Two sites send each other whole strands, and each adds both. Of more of them each host adds the part that is its own,
-// and hands it out. A part's sum is that of the sites' sums, site by site.
+// Two sites send each other all parts, and each adds both. Of more of them each host adds the part that is its own, and
+// hands it out. A part's sum is that of the sites' sums, site by site.
 //
 // Small batches take fewer steps, since their time is that of the steps, not of the bytes. A part's host gets from all
 // others what they contribute to it, adds that in the order of the ring, and hands the sum out: 2 steps between few
@@ -79,7 +80,7 @@ class RingPass {
     kDirectReduce,    // to the parts' hosts
     kDoublingReduce,  // the same, from host to host
     kStrand,          // between two sites
-    kCrossReduce,     // to the parts' hosts at the same place of other sites
+    kCrossReduce,     // to the parts' hosts at other sites
     kCrossGather,     // from there
     kDirectGather,    // from the parts' hosts
     kDoublingGather,  // the same, from host to host
@@ -87,14 +88,15 @@ class RingPass {
     kDone
   };
 
-  // Of the ring within the site: its place, from this one on, and the host there.
-  int Place(int distance) const { return ((me_ + distance) % places_ + places_) % places_; }
-  int AtPlace(int place) const { return site_ * places_ + place; }
-  // The hosts that exchange directly, in their order: those at this one's place of all sites, or all.
-  bool crosses() const { return phase_ == Phase::kCrossReduce || phase_ == Phase::kCrossGather; }
-  int peers() const { return crosses() ? sites_ : hosts_; }
-  int Index(int distance) const { return ((crosses() ? site_ : me_) + distance + peers()) % peers(); }
-  int Peer(int distance) const { return crosses() ? Index(distance) * places_ + me_ % places_ : Index(distance); }
+  int Host(int distance) const { return (me_ + distance + hosts_) % hosts_; }  // from this one on
+  // Of the ring within the site: a strand, from this host's own on.
+  int Strand(int distance) const { return ((me_ + distance) % places_ + places_) % places_; }
+  // The host of a site that has a strand, or that of a part.
+  int HostWith(int site, int part) const;
+  int sites() const { return topology_.site_count(); }
+  // action(part) for each of this host's strand; a Status.
+  template <typename Action>
+  Status ForStrand(int strand, Action action) const;
 
   Way Choose() const;
   Phase First() const;
@@ -103,7 +105,11 @@ class RingPass {
   Status StartStep();
   void FinishStep();
   void FinishPhase();
-  Status StartExchange(int to, int send_strand, int from, int receive_strand, bool adds);
+  Status StartRingStep(int send_strand, int receive_strand, bool adds);
+  Status StartStrand();
+  Status StartCrossReduce();
+  void FinishCrossReduce();
+  Status StartCrossGather();
   void AddStrand(int strand, bool came_first, const Scaling& scaling);
   size_t StrandBytes(int strand) const;
   Status StartDirectReduce();
@@ -125,9 +131,10 @@ class RingPass {
   const bool direct_;             // partial sums do not travel
   const bool sent_ahead_;         // by this host
   const Scaling scaling_;         // of the last addition
+  const Topology& topology_;
   const int hosts_, me_;
   const size_t chunks_;
-  const int sites_, places_, site_;  // this host's site; a site has so many places
+  const int site_, places_;  // this host's site, and how many hosts that has
 
   Image image_;  // what travels
   HostMessages messages_;

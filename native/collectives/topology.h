@@ -1,9 +1,7 @@
 // Topology: the members of a process set and which of them share a host, for the data plane. Pure, constant, the same
 // on every member but for `me`. A member is named by its position in `members`.
 //
-// Hosts may be at different sites, which long lines connect. Those of one site follow each other, so a ring leaves each
-// site once. Where all sites have equally many hosts, hosts at the same place of their sites can exchange with each
-// other alone (ring.h).
+// Hosts may be at different sites, which long lines connect. Those of one site follow each other (ring.h).
 #ifndef RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 #define RINGTRAIN_COLLECTIVES_TOPOLOGY_H_
 
@@ -20,13 +18,20 @@ struct Topology {
   std::vector<int> host_of;             // by member
   std::vector<int> local_of;            // by member: place on its host
   int me = 0;
-  int rings = 1;        // rings across hosts: as many as the smallest host has members
-  int most_locals = 1;  // members of the largest host
-  int sites = 1;        // of equally many hosts each; 1 as well where they have not
+  int rings = 1;                 // rings across hosts: as many as the smallest host has members
+  int most_locals = 1;           // members of the largest host
+  std::vector<int> sites = {0};  // the first host of each
 
   int member_count() const { return static_cast<int>(members.size()); }
   int host_count() const { return static_cast<int>(hosts.size()); }
-  int hosts_of_a_site() const { return host_count() / sites; }
+  int site_count() const { return static_cast<int>(sites.size()); }
+  int hosts_of_site(int site) const {
+    return (site + 1 < site_count() ? sites[static_cast<size_t>(site) + 1] : host_count()) -
+           sites[static_cast<size_t>(site)];
+  }
+  int my_site() const {
+    return static_cast<int>(std::upper_bound(sites.begin(), sites.end(), my_host()) - sites.begin()) - 1;
+  }
   int my_host() const { return host_of[me]; }
   int my_local() const { return local_of[me]; }
   const std::vector<int>& locals() const { return hosts[my_host()]; }
@@ -37,19 +42,17 @@ namespace topology_internal {
 
 // Of hosts, by the lowest member: those of the first one's site, then of the next one that is at another, and so on.
 inline std::vector<std::vector<int>> BySite(const std::vector<std::vector<int>>& hosts,
-                                            const std::vector<std::string>& site_of_host, int* sites) {
+                                            const std::vector<std::string>& site_of_host, std::vector<int>* sites) {
   std::vector<std::string> names;
   for (const std::string& name : site_of_host)
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   std::vector<std::vector<int>> ordered;
-  bool even = true;
+  sites->clear();
   for (const std::string& name : names) {
-    const size_t before = ordered.size();
+    sites->push_back(static_cast<int>(ordered.size()));
     for (size_t host = 0; host < hosts.size(); ++host)
       if (site_of_host[host] == name) ordered.push_back(hosts[host]);
-    even = even && (ordered.size() - before) * names.size() == hosts.size();
   }
-  *sites = even ? static_cast<int>(names.size()) : 1;
   return ordered;
 }
 

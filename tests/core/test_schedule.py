@@ -12,7 +12,7 @@ import ringtrain as rt
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 WORLDS = [each for each in configurations(least=2) if each[2] == "auto" and each[0] <= 4]
-HOSTS = {None: 1, "1+1": 2, "2+1": 2, "1+1+1": 3, "2+2": 2, "1+1+1+1": 4, "1+1|1+1": 4}
+HOSTS = {None: 1, "1+1": 2, "2+1": 2, "1+1+1": 3, "2+2": 2, "1+1+1+1": 4, "1+1|1+1": 4, "1+1+1|1": 4}
 WARM_UP = 12  # steps, after which a schedule must have begun
 
 

@@ -7,6 +7,8 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
+#include <string>
 
 #include "check.h"
 #include "collectives/contribution.h"
@@ -402,10 +404,12 @@ std::vector<int> RandomLayout(Random* random) {
   return layouts[Pick(random, static_cast<int64_t>(layouts.size()))];
 }
 
-// Of each host: none, or such that some sites have equally many hosts.
+// Of each host: none, or up to three with any number of hosts.
 std::vector<std::string> RandomSites(Random* random, size_t hosts) {
   std::vector<std::string> sites;
-  for (size_t host = 0; host < hosts; ++host) sites.push_back(std::string(1, static_cast<char>('a' + host % 2)));
+  const int64_t most = 1 + Pick(random, 3);
+  for (size_t host = 0; host < hosts; ++host)
+    sites.push_back(std::string(1, static_cast<char>('a' + static_cast<int64_t>(Pick(random, most)))));
   if (Pick(random, 2) == 0) sites.clear();
   return sites;
 }
@@ -777,23 +781,29 @@ RT_TEST(an_allreduce_sends_the_least_bytes_there_are) {
   }
 }
 
-// Four or six hosts at two or three sites, in turn: lines carry what each site has, once each way.
+// Hosts at two or three sites, equally many or not: lines carry what each site has, once each way.
 RT_TEST(sums_cross_a_line_once) {
   for (DType dtype : {DType::kInt32, DType::kFloat16})
-    for (int sites : {2, 3}) {
+    for (const char* text : {"abab", "abcabc", "aaab", "babba", "abacaab"}) {
+      const std::string layout = text;
       Random random(7);
+      const int hosts = static_cast<int>(layout.size());
+      const auto sites = static_cast<int>(std::set<char>(layout.begin(), layout.end()).size());
       std::vector<std::string> site_of_host;
-      for (int host = 0; host < 2 * sites; ++host) site_of_host.push_back(std::to_string(host % sites));
-      Members members(std::vector<int>(2 * sites, 1), 0, site_of_host);
-      const int64_t bytes = 12 * 4096 * 4;
+      for (char site : layout) site_of_host.push_back(std::string(1, site));
+      Members members(std::vector<int>(hosts, 1), 0, site_of_host);
+      const int64_t bytes = int64_t{hosts} * 4096 * 4;
       std::vector<Exchange> one = {OfOneTensor(&random, members.size(), dtype, bytes)};
       Perform(members, &one, &random);
       int64_t crossed = 0;
       for (int member = 0; member < members.size(); ++member)
         for (const auto& [to, sent] : members[member].transport->sent())
-          if (to % sites != member % sites) crossed += sent;
+          if (layout[to] != layout[member]) crossed += sent;
       // Of 16-bit floats each host's own contribution goes to the part's host; then the finished parts cross.
-      const int64_t reduced = dtype == DType::kFloat16 ? 2 * (sites - 1) * bytes : (sites - 1) * bytes;
+      int64_t contributed = 0;
+      for (char site : layout)
+        contributed += std::count_if(layout.begin(), layout.end(), [&](char c) { return c != site; });
+      const int64_t reduced = dtype == DType::kFloat16 ? contributed * bytes / hosts : (sites - 1) * bytes;
       RT_CHECK_EQ(crossed, reduced + (sites - 1) * bytes);
     }
 }
@@ -822,8 +832,11 @@ void RequireSameBitsAloneAndFused(const std::vector<int>& layout, const std::vec
 }
 
 RT_TEST(bits_between_sites_do_not_depend_on_what_is_fused) {
-  for (const std::vector<std::string>& sites : std::vector<std::vector<std::string>>{
-           {"a", "a", "b", "b"}, {"a", "b", "b", "a"}, {"a", "b", "c", "d"}, {"a", "b", "b", "b"}})
+  for (const std::vector<std::string>& sites : std::vector<std::vector<std::string>>{{"a", "a", "b", "b"},
+                                                                                     {"a", "b", "b", "a"},
+                                                                                     {"a", "b", "c", "d"},
+                                                                                     {"a", "b", "b", "b"},
+                                                                                     {"a", "b", "c", "c"}})
     for (DType dtype : {DType::kFloat32, DType::kBFloat16})
       RequireSameBitsAloneAndFused({1, 2, 1, 1}, sites, dtype, 301);
 }

@@ -41,13 +41,16 @@ RT_TEST(hosts_of_a_site_follow_each_other) {
   RT_CHECK(even.hosts == (std::vector<std::vector<int>>{{0}, {3}, {1}, {2}}));
   RT_CHECK(even.host_of == (std::vector<int>{0, 2, 3, 1}));
   RT_CHECK_EQ(even.my_host(), 2);
-  RT_CHECK_EQ(even.sites, 2);
-  RT_CHECK_EQ(even.hosts_of_a_site(), 2);
+  RT_CHECK(even.sites == (std::vector<int>{0, 2}));
+  RT_CHECK_EQ(even.my_site(), 1);
+  RT_CHECK_EQ(even.hosts_of_site(1), 2);
   const Topology uneven = of({"a", "b", "a"});
   RT_CHECK(uneven.hosts == (std::vector<std::vector<int>>{{0}, {2}, {1}}));
-  RT_CHECK_EQ(uneven.sites, 1);
-  RT_CHECK_EQ(of({"a", "", "b"}).sites, 3);
-  RT_CHECK_EQ(of({"", "", ""}).sites, 1);
+  RT_CHECK(uneven.sites == (std::vector<int>{0, 2}));
+  RT_CHECK_EQ(uneven.hosts_of_site(0), 2);
+  RT_CHECK_EQ(uneven.hosts_of_site(1), 1);
+  RT_CHECK_EQ(of({"a", "", "b"}).site_count(), 3);
+  RT_CHECK_EQ(of({"", "", ""}).site_count(), 1);
 }
 
 RT_TEST(geometry_is_the_same_on_every_member) {
