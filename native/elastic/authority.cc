@@ -10,7 +10,8 @@ namespace {
 constexpr Nanoseconds kSlack = 2 * kSecond;
 // For a rank that others do not hear: it lives if it can tell the launcher by then.
 constexpr Nanoseconds kSuspectsPatience = kSecond;
-constexpr char kUnheard[] = "other ranks, which are more, do not hear it. Look at the network between the hosts.";
+constexpr char kUnheard[] =
+    "other ranks, no fewer than those that do, do not hear it. Look at the network between the hosts.";
 constexpr int kMostFailuresAtStart = 3;
 constexpr int kMostLeftOut = 3;  // worlds, of a rank that joins; the next one has the time of any other
 

@@ -60,6 +60,14 @@ RT_TEST(streams_never_become_fewer_while_the_way_is_long) {
   RT_CHECK_EQ(line.streams(), 1);
 }
 
+// The kernel's least round trip is that of its last minutes.
+RT_TEST(a_way_may_become_long) {
+  Line line = LineOf(0.001, kRate, 0, "cubic");
+  RT_CHECK(!line.is_long());
+  line.Note({0.2, kRate, 20000, 0}, "cubic");
+  RT_CHECK(line.is_long() && line.streams() > 1);
+}
+
 RT_TEST(old_losses_are_forgotten) {
   Line line = LineOf(0.05, kRate, 0.1, "cubic");
   uint64_t sent = 10000;

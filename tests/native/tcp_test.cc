@@ -880,6 +880,19 @@ RT_TEST(large_packets_are_lost_where_only_the_connection_that_sent_them_has_no_a
   RT_CHECK(!LosesLarge(15.1, never, 15));  // there is no other connection on this link
 }
 
+// A line that is back is heard of soon, and not after as long a silence again.
+RT_TEST(what_finds_no_answer_is_sent_again_at_bounded_intervals) {
+  constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS
+  for (const auto& [seconds, expected] : {std::pair(30.0, 1500), {10.0, 1000}, {86400.0, 120000}}) {
+    const Socket socket = NewSocket(LoopbackAddress());
+    SetUp(socket, seconds);
+    int bound = 0;
+    socklen_t length = sizeof bound;
+    if (getsockopt(socket.fd(), IPPROTO_TCP, kRtoMaxMs, &bound, &length) != 0) return;  // before Linux 6.15
+    RT_CHECK_EQ(bound, expected);
+  }
+}
+
 // ---- strangers ----
 
 // Hundreds a second; fewer where each look at one takes a sanitizer ten times as long.

@@ -33,8 +33,7 @@ void LineSample::Add(const LineSample& other) {
 }
 
 void Line::Note(const LineSample& sample, const std::string& congestion) {
-  if (sample.round_trip > 0)
-    round_trip_ = round_trip_ > 0 ? std::min(round_trip_, sample.round_trip) : sample.round_trip;
+  if (sample.round_trip > 0) round_trip_ = sample.round_trip;
   rate_ = std::max(sample.rate, 0.9 * rate_);
   sent_ += sample.sent - std::min(sample.sent, seen_sent_);
   lost_ += sample.lost - std::min(sample.lost, seen_lost_);

@@ -17,8 +17,8 @@ constexpr int kMostStreams = 32;         // that a rank opens by itself, over ea
 
 // What the kernel says of connections to one rank, of all together.
 struct LineSample {
-  double round_trip = 0;        // the least that was seen, in seconds; 0: none yet
-  double rate = 0;              // bytes that are delivered in a second
+  double round_trip = 0;  // the least of the last minutes, as many as the kernel looks back, in seconds; 0: none yet
+  double rate = 0;        // bytes that are delivered in a second
   uint64_t sent = 0, lost = 0;  // packets with data so far, and how many of them were sent again
 
   void Add(const LineSample& other);

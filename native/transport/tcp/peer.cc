@@ -155,7 +155,11 @@ void Peer::LookAtLine() {
     sample.Add(SampleOf(lane->socket()));
     if (congestion.empty()) congestion = CongestionControlOf(lane->socket());
   }
+  const bool was_long = line_.is_long();
   line_.Note(sample, congestion);
+  if (line_.is_long() && !was_long)
+    for (const auto& lane : data_out_)
+      if (lane != nullptr) ControlCongestion(lane->socket());
   const int streams = plan_.streams > 0 ? plan_.streams : line_.streams();
   const size_t used = static_cast<size_t>(plan_.links(rank_) * streams);
   if (line_.is_long()) exchange_.NoteFar();
