@@ -71,7 +71,8 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
     advice += _advise_of_slow_ways(found, seconds) + _advise_of_all_at_once(found, seconds)
     fastest_way = max(rates_of(found, "alone_rates").values())
     nominal = min(max(host["interface_mbit"].values(), default=0) for host in found["hosts"])
-    if nominal * 1e6 / 8 > 2 * fastest_way:
+    is_near = min(link["latency_seconds"] for link in found["links"]) < links.LONG  # else what is between decides
+    if is_near and nominal * 1e6 / 8 > 2 * fastest_way:
         fastest = {host["name"]: _fastest_interface(host) for host in found["hosts"]}
         listed = ", ".join(f"{name} of {host}" for host, name in list(fastest.items())[:MOST_NAMED])
         listed += f" and {len(fastest) - MOST_NAMED} others" if len(fastest) > MOST_NAMED else ""
@@ -102,9 +103,10 @@ def advise(found: Mapping[str, Any]) -> list[Advice]:
 
 
 def _advise_of_slow_ways(found: Mapping[str, Any], seconds: float) -> list[Advice]:
-    """What carries much less than other links do, each with nothing beside it."""
-    alone = rates_of(found, "alone_rates")
+    """What carries much less than other links do, each with nothing beside it; but for the lines between sites."""
+    alone, site_of = rates_of(found, "alone_rates"), [host["site"] for host in found["hosts"]]
     fastest = max(alone.values())
+    slow = [way for way in links.slow_ways(alone) if len({site_of[place] for place in way}) == 1]
     return [
         Advice(
             _change(found, finding),
@@ -112,7 +114,7 @@ def _advise_of_slow_ways(found: Mapping[str, Any], seconds: float) -> list[Advic
             _seconds_without(found, finding.ways, fastest, seconds),
             _why(found, finding),
         )
-        for finding in links.explain(links.slow_ways(alone), alone)
+        for finding in links.explain(slow, alone)
     ]
 
 
@@ -147,6 +149,13 @@ def _advise_of_all_at_once(found: Mapping[str, Any], seconds: float) -> list[Adv
         return [Advice("find out what the links share", seconds, after, f"one carries {rates}: {shared}")]
     listed = ", ".join(_from_to(found, way) for way in held)
     return [Advice(f"find out what shares the way {listed}", seconds, after, f"it carries {rates}")]
+
+
+def wants_sites(found: Mapping[str, Any]) -> bool:
+    """Whether some hosts are far from others, and some near, and nobody has said which."""
+    latencies = [link["latency_seconds"] for link in found["links"]]
+    is_mixed = any(each < links.LONG for each in latencies) and any(each >= links.LONG for each in latencies)
+    return is_mixed and not any(host["site"] for host in found["hosts"])
 
 
 def _fastest_interface(host: Mapping[str, Any]) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringtrain.launch import links
-from ringtrain.launch.doctor_advice import mbit, names_of
+from ringtrain.launch.doctor_advice import mbit, names_of, wants_sites
 from ringtrain.launch.modes import LATE_INT8, LITTLE, STREAMING, streaming_batch_seconds
 
 SHARE_OF_FLOOR = 0.9  # below it, something is wrong
-LONG_ROUND_TRIP = 5e-3  # from which TCP asks what a way needs (line.h)
 MOST_LINKS_SHOWN = 16  # the slowest; of the others how fast they are
 
 
@@ -22,6 +21,8 @@ def report(found: Mapping[str, Any]) -> list[str]:
         ["host", "ranks", "cores", "Python", "ringtrain", "MPI", "torch", "TensorFlow", "CUDA", "copy", "add"],
         [_host_row(host) for host in hosts],
     )
+    if any(host["site"] for host in found["hosts"]):
+        lines.append(f"sites: {_report_of_sites(found['hosts'])}")
     if found["links"]:
         lines += ["", *_report_of_links(found)]
     floor, now = found["floor_seconds"], found["allreduce_seconds"]
@@ -42,9 +43,19 @@ def report(found: Mapping[str, Any]) -> list[str]:
     )
     lines.append("")
     if found["links"] and floor / now["float32"] < SHARE_OF_FLOOR:
+        longest = 2 * max(link["latency_seconds"] for link in found["links"])
         lines.append(
-            f"ringtrain uses only {100 * floor / now['float32']:.0f} % of the slowest link: are other jobs running "
-            "on these hosts, or do they have fewer cores than ranks?"
+            f"ringtrain uses only {100 * floor / now['float32']:.0f} % of the slowest link: "
+            + (
+                f"a round trip takes {_ms(longest)}, and each loss some more (docs/long-lines.md)."
+                if longest >= 2 * links.LONG
+                else "are other jobs running on these hosts, or do they have fewer cores than ranks?"
+            )
+        )
+    if wants_sites(found):
+        lines.append(
+            "Some hosts are far from others, and some near: name their sites (site= in a host file), so that sums cross "
+            "the long lines once (docs/long-lines.md)."
         )
     lines += [
         f"- {each['change']}: {_ms(each['before'])} -> {_ms(each['after'])} ({each['why']})" for each in found["advice"]
@@ -52,6 +63,12 @@ def report(found: Mapping[str, Any]) -> list[str]:
     if not found["advice"]:
         return [*lines, "Nothing to change for the network: one host uses none."]
     return [*lines, "", *_report_of_modes(found)]
+
+
+def _report_of_sites(hosts: Sequence[Mapping[str, Any]]) -> str:
+    """Which hosts are at each, in the order of their first ones."""
+    names = {host["site"]: [each["name"] for each in hosts if each["site"] == host["site"]] for host in hosts}
+    return ", ".join(f"{site or 'none'} ({', '.join(listed)})" for site, listed in names.items())
 
 
 def _report_of_links(found: Mapping[str, Any]) -> list[str]:
@@ -88,7 +105,7 @@ def _report_of_tcp(lines: Sequence[Mapping[str, Any]]) -> str:
     several = line["streams"] > 1
     taken = f"TCP took {line['streams']} connection{'s' * several} for tensors over each link, {line['congestion']}"
     found = f"the round trip takes {_ms(line['round_trip_seconds'])}"
-    if line["round_trip_seconds"] < LONG_ROUND_TRIP:
+    if line["round_trip_seconds"] < 2 * links.LONG:
         return f"{taken}: {found}, which is short"
     return f"{taken}: {found}, of late {mbit(line['rate'])}, {100 * line['loss']:.2g} % of the packets sent again"
 

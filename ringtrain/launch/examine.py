@@ -74,7 +74,10 @@ def _examine(model_bytes: int) -> dict[str, Any] | None:
     measured = measure_links(leaders, [facts[rank]["name"] for rank in leaders], shown)
     part = part_to_measure(model_bytes, ring_rate(measured))
     shown.show(f"allreduce of {part / 1e6:.0f} MB")
-    allreduce = {name: seconds * model_bytes / part for name, seconds in measure_allreduce(part, leaders).items()}
+    allreduce = {
+        name: seconds_of_all(seconds, model_bytes / part, measured)
+        for name, seconds in measure_allreduce(part, leaders).items()
+    }
     lines = rt.allgather_object(lines_of(contexts.current()) if leads else [])
     shown.show("codecs")
     codecs = measure_codecs(min(part, CODEC_BYTES)) if len(leaders) > 1 else {}
@@ -105,7 +108,7 @@ def facts_of_host() -> dict[str, Any]:
             "cuda_devices_of_torch": gpus_of_torch(has_gpu), "gpu_libraries": rt.gpu_libraries() if has_gpu else {},
             "mpi_is_cuda_aware": has_gpu and mpi_is_cuda_aware(),
             "cores": len(os.sched_getaffinity(0)), "interface_mbit": nominal_rates(),
-            "interfaces_in_use": interfaces_in_use(os.environ)}  # fmt: skip
+            "interfaces_in_use": interfaces_in_use(os.environ), "site": os.environ.get("RINGTRAIN_SITE", "")}  # fmt: skip
 
 
 def gpus_of_torch(has_gpu: bool) -> int | None:
@@ -308,6 +311,12 @@ def ring_rate(measured: Sequence[Mapping[str, Any]]) -> float:
 def part_to_measure(model_bytes: int, rate: float) -> int:
     """Bytes of the model whose allreduce stays short at this rate; all of them on a fast network. Pure."""
     return int(min(model_bytes, max(FEWEST_BYTES, rate * SECONDS_FOR_AN_ALLREDUCE)))
+
+
+def seconds_of_all(seconds: float, times: float, measured: Sequence[Mapping[str, Any]]) -> float:
+    """Of an allreduce of so many times the bytes of one that took ``seconds``: it waits for the longest way only once. Pure."""
+    waiting = min(seconds, 2 * max((link["latency_seconds"] for link in measured), default=0.0))
+    return waiting + (seconds - waiting) * times
 
 
 def measure_allreduce(model_bytes: int, leaders: list[int]) -> dict[str, float]:

@@ -108,6 +108,12 @@ def _is_own_long_name(name: str, own: str) -> bool:
 
 def _of_a_line(line: str, path: str, slots: int) -> Host:
     name, *fields = re.sub(r"\s*=\s*", "=", line).split()
+    unknown = [field for field in fields if not field.startswith(("slots=", "site="))]
+    if unknown:
+        raise HostsError(
+            f"{path} '{line[:80]}': behind a host's name there may be slots= and site=, but found '{unknown[0][:80]}'. Write "
+            "for example node-a slots=4 site=ams."
+        )
     sites = [field for field in fields if field.startswith("site=")]
     site = " ".join(sites).removeprefix("site=")
     if sites and not re.fullmatch(rf"[\w.-]{{1,{MOST_OF_A_PART}}}", site):

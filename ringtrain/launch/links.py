@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 Way = tuple[int, int]  # from, to: places of two hosts
 
+LONG = 2.5e-3  # seconds that a byte takes, from which TCP asks what a way needs (line.h)
 SLOW = 0.6  # of the fastest way: what carries less is worth a look
 HELD_BACK = 0.75  # of what a way carries alone
 MOST_ALONE = 8  # ways that are measured one by one; of more, those of different hosts at a time

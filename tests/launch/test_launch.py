@@ -105,7 +105,8 @@ def test_host_file_names_sites() -> None:
     [
         ("# none\n", "it names no host"),
         ("a slots=many", "it is 'many'"),
-        ("a max=4", "found no host name"),
+        ("a max=4", "there may be slots= and site=, but found 'max=4'"),
+        ("a slots=1 sites=ams", "but found 'sites=ams'. Write for example node-a slots=4 site=ams"),
         ("a site=", "site= must be one name of at most 64 letters, digits, '.', '_' and '-', but is ''"),
         ("a slots=4 site=x site=y", "but is 'x site=y'. Write for example node-a slots=4 site=ams"),
     ],

@@ -14,7 +14,7 @@ from environments import python_with
 from ringtrain.bench import hosts
 from ringtrain.launch.doctor_advice import advise, floor_seconds, modes
 from ringtrain.launch.doctor_report import report
-from ringtrain.launch.examine import interfaces_in_use, part_to_measure
+from ringtrain.launch.examine import interfaces_in_use, part_to_measure, seconds_of_all
 from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,7 @@ def findings(
         "copy_rate": 8e9,
         "add_rate": 5e9,
         "ranks": 2,
+        "site": "",
     }
     found = {
         "model_bytes": 100_000_000,
@@ -219,6 +220,35 @@ def test_of_many_links_the_slowest_are_shown_and_the_others_counted() -> None:
 def test_a_wire_that_is_not_filled_is_said() -> None:
     assert "% of the slowest link" in "\n".join(report(findings(float32=2.0)))
     assert "% of the slowest link" not in "\n".join(report(findings()))
+
+
+def test_what_is_between_far_hosts_is_no_fault_of_theirs() -> None:
+    said = "\n".join(report(findings(float32=2.0, nominal=10_000, latency=0.025)))
+    assert "a round trip takes 50.0 ms, and each loss some more" in said
+    assert "interface" not in said and "other jobs" not in said
+
+
+def test_sites_are_told_and_the_line_between_them_is_not_blamed() -> None:
+    between = ((1, 2), (2, 1), (3, 0), (0, 3))
+    found = ring(4, slow=between)
+    assert "check" in changes(found) or "find out" in changes(found)
+    for one in (1, 3):
+        found["links"][one]["latency_seconds"] = 0.01
+    asked = "Some hosts are far from others, and some near: name their sites"
+    assert any(line.startswith(asked) for line in report(found))
+    for host, site in zip(found["hosts"], ("ams", "ams", "fra", "fra"), strict=True):
+        host["site"] = site
+    found["advice"] = [vars(each) for each in advise(found)]
+    assert "check" not in changes(found) and "find out" not in changes(found)
+    assert "sites: ams (node-a, node-b), fra (node-c, node-d)" in report(found)
+    assert not any(line.startswith(asked) for line in report(found))
+
+
+def test_a_part_of_the_model_waits_for_the_longest_way_only_once() -> None:
+    far = [link(0, 1, GIGABIT, GIGABIT, latency=0.025)]
+    assert seconds_of_all(0.25, 4.0, far) == pytest.approx(0.05 + 0.8)
+    assert seconds_of_all(0.04, 4.0, far) == pytest.approx(0.04)
+    assert seconds_of_all(0.25, 4.0, []) == pytest.approx(1.0)
 
 
 def test_one_host_has_no_network_to_change() -> None:
