@@ -10,6 +10,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -162,6 +163,7 @@ def hosts_options(
     """What ``shaped.start`` reads."""
     parser.add_argument(
         "--rate",
+        type=rates,
         default="1gbit",
         metavar="1gbit,...",
         help="of the links, both ways, as tc spells it (1gbit): of each, or one after the other; or unlimited",
@@ -203,7 +205,9 @@ def transports_options(parser: argparse.ArgumentParser, default: list[str]) -> N
 
 def apart_option(parser: argparse.ArgumentParser) -> None:
     """The options that put ranks on hosts of their own."""
-    parser.add_argument("--rate", metavar="1gbit", help="put the ranks on hosts made on this machine; as root")
+    parser.add_argument(
+        "--rate", type=rates, metavar="1gbit", help="put the ranks on hosts made on this machine; as root"
+    )
     parser.add_argument(
         "--ranks-per-host", dest="ranks_a_host", type=count, default=1, metavar="N", help="on each of these (1)"
     )
@@ -235,6 +239,16 @@ def numbers(text: str) -> list[int]:
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"expected numbers such as 1,2,4 but found '{text}'")
     return numbers
+
+
+def rates(text: str) -> str:
+    """Checks `1gbit,500mbit`, or `unlimited`."""
+    for rate in text.split(","):
+        if rate != shaped.UNLIMITED and not re.fullmatch(r"[0-9]+(\.[0-9]+)?([kmgt]i?)?(bit|bps)", rate.lower()):
+            raise argparse.ArgumentTypeError(
+                f"expected rates such as 1gbit, 2.5gbit, 100mbit or {shaped.UNLIMITED} but found '{rate}'"
+            )
+    return text
 
 
 def addresses(text: str) -> dict[str, list[str]]:

@@ -303,6 +303,10 @@ def test_sizes_are_read(text, count):
             "4-passes, every-32, sharded-step, tcp, horovod, ddp, ddp-ringtrain, ddp-silent but found 'gloo'",
         ),
         (["accumulation", "--passes", "1,0"], "expected numbers such as 1,2,4 but found '1,0'"),
+        (
+            ["wire", "--rate", "1gbit,fast"],
+            "expected rates such as 1gbit, 2.5gbit, 100mbit or unlimited but found 'fast'",
+        ),
         ([], "required"),
     ],
 )
