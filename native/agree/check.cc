@@ -149,7 +149,7 @@ Status CheckWeight(const Request& request) {
 Status CheckCompression(const Request& request) {
   if (Text(request.compression) == nullptr)
     return Refuse(request, "compression " + std::to_string(static_cast<int>(request.compression)) + " does not exist.");
-  if (Find(request.operation)->reduces && OnlyAdds(request.compression) && !Find(request.reduction)->adds())
+  if (Find(request.operation)->reduces && Find(request.compression)->adds && !Find(request.reduction)->adds())
     return Refuse(request, "with compression " + std::string(Text(request.compression)) +
                                " the reduction must be sum or average, but is " + Text(request.reduction) +
                                ". Use float16, bfloat16 or no compression.");
@@ -282,7 +282,7 @@ bool Fits(const Response& response, const std::vector<int>& members) {
 bool IsPlain(const Response& response, const Request& first) {
   const Request& request = response.request;
   return request.operation == Operation::kAllreduce && request.reduction != Reduction::kAdasum &&
-         Casts(request.compression) && request.compression == first.compression && response.weights.empty() &&
+         Find(request.compression)->casts && request.compression == first.compression && response.weights.empty() &&
          response.devices.empty();
 }
 

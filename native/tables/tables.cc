@@ -65,6 +65,19 @@ const ReductionRow* Find(Reduction reduction) {
   return nullptr;
 }
 
+const CompressionRow* Find(Compression compression) {
+  switch (compression) {
+#define RT_COMPRESSION(name, id, text, adds, casts)                  \
+  case Compression::name: {                                          \
+    static const CompressionRow row = {text, adds != 0, casts != 0}; \
+    return &row;                                                     \
+  }
+#include "tables/compressions.def"
+#undef RT_COMPRESSION
+  }
+  return nullptr;
+}
+
 namespace {
 
 struct NamedId {
@@ -79,11 +92,6 @@ const char* TextOf(int32_t id, const NamedId (&rows)[kRows]) {
   return nullptr;
 }
 
-constexpr NamedId kCompressions[] = {
-#define RT_COMPRESSION(name, id, text, adds, casts) {id, text},
-#include "tables/compressions.def"
-#undef RT_COMPRESSION
-};
 constexpr NamedId kStatuses[] = {
 #define RT_STATUS(name, id, text) {id, text},
 #include "tables/status.def"
@@ -96,30 +104,11 @@ const char* Text(Reduction reduction) {
   const ReductionRow* row = Find(reduction);
   return row == nullptr ? nullptr : row->text;
 }
-const char* Text(Compression compression) { return TextOf(static_cast<int32_t>(compression), kCompressions); }
+const char* Text(Compression compression) {
+  const CompressionRow* row = Find(compression);
+  return row == nullptr ? nullptr : row->text;
+}
 const char* Text(StatusCode code) { return TextOf(static_cast<int32_t>(code), kStatuses); }
-
-bool OnlyAdds(Compression compression) {
-  switch (compression) {
-#define RT_COMPRESSION(name, id, text, adds, casts) \
-  case Compression::name:                           \
-    return adds != 0;
-#include "tables/compressions.def"
-#undef RT_COMPRESSION
-  }
-  return false;
-}
-
-bool Casts(Compression compression) {
-  switch (compression) {
-#define RT_COMPRESSION(name, id, text, adds, casts) \
-  case Compression::name:                           \
-    return casts != 0;
-#include "tables/compressions.def"
-#undef RT_COMPRESSION
-  }
-  return false;
-}
 
 const char* TableText(const char* name) {
   static const struct {

@@ -100,6 +100,12 @@ struct ReductionRow {
   bool takes_bits() const { return fold == Fold::kAnd || fold == Fold::kOr || fold == Fold::kXor; }
 };
 
+struct CompressionRow {
+  const char* text;
+  bool adds;   // for sums and averages alone
+  bool casts;  // each element travels by itself as a dtype, and nothing is kept of what that has lost
+};
+
 // The operations for which an attribute of a request counts.
 enum class Scope : int32_t { kReduces, kRooted };
 inline bool Counts(Scope scope, const OperationRow& operation) {
@@ -110,13 +116,10 @@ inline bool Counts(Scope scope, const OperationRow& operation) {
 const DTypeRow* Find(DType dtype);
 const OperationRow* Find(Operation operation);
 const ReductionRow* Find(Reduction reduction);
+const CompressionRow* Find(Compression compression);
 const char* Text(Reduction reduction);
 const char* Text(Compression compression);
 const char* Text(StatusCode code);
-// Whether the compression is for sums and averages alone.
-bool OnlyAdds(Compression compression);
-// Whether each element travels by itself as a dtype, and nothing is kept of what that has lost.
-bool Casts(Compression compression);
 
 inline const char* Text(DType dtype) { return Find(dtype)->text; }
 inline const char* Text(Operation operation) { return Find(operation)->text; }
