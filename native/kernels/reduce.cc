@@ -147,7 +147,7 @@ RT_ALWAYS_INLINE void Root(T* values, size_t n) {
 
 // Division, root and postscale, in place, over a block that is in the first-level cache.
 template <typename T>
-RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
+RT_ALWAYS_INLINE void FinishValues(T* values, size_t n, const Scaling& scaling) {
   int exponent;
   const bool power_of_two = std::frexp(scaling.divisor, &exponent) == 0.5;
   if (scaling.divisor != 1.0) {
@@ -156,7 +156,7 @@ RT_ALWAYS_INLINE void Finish(T* values, size_t n, const Scaling& scaling) {
     else
       Divide(values, values, n, scaling.divisor);
   }
-  if (scaling.roots) Root(values, n);
+  if (scaling.finish == Finish::kRoot) Root(values, n);
   if (scaling.postscale != 1.0) Multiply(values, values, n, scaling.postscale);
 }
 
@@ -166,8 +166,8 @@ constexpr size_t kBlockBytes = 4096;  // accumulator and operand of a block stay
 
 // One source's values from `begin` on, mapped: where they lie if they can be used as they are, else in `room`.
 template <typename Format>
-RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double factor,
-                                                    bool squares, typename Format::Value* room) {
+RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t begin, size_t n, double factor, Map map,
+                                                    typename Format::Value* room) {
   using Value = typename Format::Value;
   const auto* stored = static_cast<const typename Format::Stored*>(source) + begin;
   const Value* values;
@@ -181,7 +181,7 @@ RT_ALWAYS_INLINE const typename Format::Value* Load(const void* source, size_t b
     Multiply<Value>(room, values, n, factor);
     values = room;
   }
-  if (!squares) return values;
+  if (map == Map::kItself) return values;
   Square<Value>(room, values, n);
   return room;
 }
@@ -203,15 +203,15 @@ RT_ALWAYS_INLINE void ReduceElements(Fold fold, void* dst, const void* const* so
     auto* stored = static_cast<typename Format::Stored*>(dst) + begin;
     Value* result = total;
     if constexpr (!Format::kConverts) result = stored;
-    const Value* left = Load<Format>(sources[0], begin, n, scaling.factor(0), scaling.squares, total);
+    const Value* left = Load<Format>(sources[0], begin, n, scaling.factor(0), scaling.map, total);
     for (int j = 1; j < source_count; ++j) {
-      const Value* right = Load<Format>(sources[j], begin, n, scaling.factor(j), scaling.squares, operand);
+      const Value* right = Load<Format>(sources[j], begin, n, scaling.factor(j), scaling.map, operand);
       Value* out = j + 1 < source_count ? total : result;
       Combine(fold, out, left, right, n);
       left = out;
     }
     if (left != result) std::memmove(result, left, n * sizeof(Value));
-    Finish(result, n, scaling);
+    FinishValues(result, n, scaling);
     if constexpr (Format::kConverts) Format::Narrow(result, stored, n);
   }
 }

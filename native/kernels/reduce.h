@@ -18,26 +18,31 @@ struct Scaling {
   double postscale = 1.0;           // of the result, after division and root
   double divisor = 1.0;             // of the result; a whole number for integers, which truncate towards zero
   const double* weights = nullptr;  // of the sources, besides the prescale; not for integers
-  bool squares = false;             // each source, once it is multiplied; of floats alone
-  bool roots = false;               // of the result, before the postscale
+  Map map = Map::kItself;           // of each source, once it is multiplied; another one of floats alone
+  Finish finish =
+      Finish::kLeave;  // of the result, behind the division, which is the divisor's, and before the postscale
 
   // The halves, for a reduction in several steps: what the first one does, and what the last one does.
   Scaling of_sources() const {
     Scaling half;
     half.prescale = prescale;
     half.weights = weights;
-    half.squares = squares;
+    half.map = map;
     return half;
   }
   Scaling of_result() const {
     Scaling half;
     half.divisor = divisor;
-    half.roots = roots;
+    half.finish = finish;
     half.postscale = postscale;
     return half;
   }
   bool identity() const {
-    return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr && !squares && !roots;
+    return prescale == 1.0 && postscale == 1.0 && divisor == 1.0 && weights == nullptr && map == Map::kItself &&
+           only_divides();
+  }
+  bool only_divides() const {
+    return finish == Finish::kLeave || finish == Finish::kDivide || finish == Finish::kDivideByWeights;
   }
   double factor(int source) const { return weights == nullptr ? prescale : prescale * weights[source]; }
 };

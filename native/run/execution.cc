@@ -283,8 +283,8 @@ Batch& Execution::BatchFor(const Response& response, size_t index) {
   batch.scaling.prescale = request.prescale;
   batch.scaling.postscale = request.postscale;
   const ReductionRow& reduction = *Find(request.reduction);
-  batch.scaling.squares = reduction.map == Map::kSquare;
-  batch.scaling.roots = reduction.finish == Finish::kRoot;
+  batch.scaling.map = reduction.map;
+  batch.scaling.finish = reduction.finish;
   if (reduction.finish == Finish::kDivide) batch.scaling.divisor = static_cast<double>(Divisor());
   if (!response.weights.empty()) Weigh(response.weights, &batch);
   if (Find(request.operation)->rooted) {

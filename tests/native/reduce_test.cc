@@ -121,7 +121,7 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
     else if (scaling.factor(static_cast<int>(j)) != 1.0)
       value = value * static_cast<T>(scaling.factor(static_cast<int>(j)));
     if constexpr (!kInteger)
-      if (scaling.squares) value = value * value;
+      if (scaling.map == Map::kSquare) value = value * value;
     total = j == 0 ? value : Combined(reduction, total, value);
   }
   if constexpr (kInteger) {
@@ -130,7 +130,7 @@ T ReducedElement(Reduction reduction, const std::vector<T>& values, const Scalin
                          scaling.postscale);
   } else {
     if (scaling.divisor != 1) total = total / static_cast<T>(scaling.divisor);
-    if (scaling.roots) total = std::sqrt(total);
+    if (scaling.finish == Finish::kRoot) total = std::sqrt(total);
     if (scaling.postscale != 1.0) total = total * static_cast<T>(scaling.postscale);
     return total;
   }
@@ -381,9 +381,9 @@ RT_TEST(reduce_gives_the_oracles_bits) {
                               {0.5, 3.0, 1},
                               {1.25, 0.1, 3},
                               {0.5, 1.0, 2.5, weights},
-                              {1.0, 1.0, 1, nullptr, true},
-                              {1.0, 1.0, 1, nullptr, false, true},
-                              {0.5, 3.0, 1, nullptr, true, true}};
+                              {1.0, 1.0, 1, nullptr, Map::kSquare},
+                              {1.0, 1.0, 1, nullptr, Map::kItself, Finish::kRoot},
+                              {0.5, 3.0, 1, nullptr, Map::kSquare, Finish::kRoot}};
   std::mt19937_64 random(20240229);
   for (DType dtype : kDTypes)
     for (size_t source_count : {1, 2, 3, 7})
@@ -392,7 +392,7 @@ RT_TEST(reduce_gives_the_oracles_bits) {
         for (Tensor& tensor : tensors) tensor.FillRandom(random);
         for (Reduction reduction : kReductions)
           for (const Scaling& scaling : scalings)
-            if ((scaling.weights == nullptr && !scaling.squares && !scaling.roots) ||
+            if ((scaling.weights == nullptr && scaling.map == Map::kItself && scaling.only_divides()) ||
                 Find(dtype)->arithmetic == Arithmetic::kFloat)
               CheckAgainstOracle(dtype, reduction, tensors, scaling);
       }

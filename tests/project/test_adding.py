@@ -78,7 +78,7 @@ def named(rows, name, *whens):
 
 COLLECTIVE, TESTS_OF_COLLECTIVE = lists("Adding a collective")
 CODEC = listed(section("Adding a codec"))
-REDUCTION = listed(section("Adding a reduction"))
+REDUCTION, TESTS_OF_REDUCTION = lists("Adding a reduction")
 ATTRIBUTE, OF_WEIGHT = lists("Adding a request attribute", "**Beyond the list.**")
 FLAG, TESTS_OF_FLAG = lists("Adding a launcher flag")
 MODE, TESTS_OF_MODE = lists("Adding a mode")
@@ -100,6 +100,7 @@ def test_what_every_collective_touches_names_this_one():
 
 @pytest.mark.parametrize("rows, pattern", [
     pytest.param(TESTS_OF_COLLECTIVE, "(?i)reducescatter", id="collective"),
+    pytest.param(TESTS_OF_REDUCTION, "(?i)l2norm|kRoot", id="reduction"),
     pytest.param(TESTS_OF_FLAG, "shares?[_-]gpus", id="flag"),
     pytest.param(TESTS_OF_MODE, "ShardedStep", id="mode"),
 ])  # fmt: skip
@@ -121,7 +122,7 @@ def test_reduction_is_in_few_files():
     """Product stands for one of known parts, L2Norm for one that has brought a map and a finish."""
     always = {path for path, when in REDUCTION.items() if when == "always"}
     assert naming(r"\bkProduct, +\d|^Product = tables|^    \"Product\",$") == always
-    assert naming(r"\bk?L2Norm\b") <= REDUCTION.keys()
+    assert naming(r"\bk?L2Norm\b|\bkSquare\b|\bkRoot\b") <= REDUCTION.keys()
     assert len(REDUCTION) <= MOST_FOR_A_REDUCTION
 
 
