@@ -1,5 +1,6 @@
 #include "collectives/contribution.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "collectives/image.h"
@@ -12,11 +13,12 @@ std::string ContributionOf(const Batch& batch, const Group& group) {
   const Partition partition(batch, group.topology, group.geometry);
   const Scaling scaling = batch.scaling.of_sources();
   Image image(batch, group.counters);
-  std::vector<char> slot(group.geometry.result_bytes);
+  std::vector<char> slot;
   std::string bytes;
   for (int number = 0; number < partition.chunks(); ++number) {
     Chunk chunk;
     partition.Fill(number, &chunk);
+    for (const Cell& cell : chunk.cells) slot.resize(std::max(slot.size(), cell.result_offset + cell.bytes));
     for (const Cell& cell : chunk.cells) {
       char* to = slot.data() + cell.result_offset;
       for (int s = cell.first; s < cell.end; to += chunk.segments[s++].bytes) {
