@@ -86,7 +86,8 @@ def doctor(
             (int(model_mb * 1e6),),
             np=sum(host.slots for host in listed) or 2,
             env=environment | progress.for_ranks(),
-            hosts=",".join(map(str, listed)) or None,
+            hosts=hosts,
+            hostfile=hostfile,  # which may name sites
             share_gpus=True,
             **flags,
         )[0]
