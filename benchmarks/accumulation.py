@@ -16,7 +16,7 @@ import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.torch_networks import NETWORKS, Batch, loss_of
-from ringtrain.bench.torch_systems import Alone, Ringtrain, replicas_are_equal
+from ringtrain.bench.torch_systems import NoExchange, RingtrainTorch, replicas_are_equal
 from ringtrain.bench.turns import time_in_turn, time_of
 
 # Everything that this rank lets others see: tensors by shared memory and by the transport, and negotiation.
@@ -28,7 +28,7 @@ def run(passes: Sequence[int], network: str, repetitions: int | None, json: str 
     torch.manual_seed(0)
     start = NETWORKS[network].make()
     batch = NETWORKS[network].batches(ranks.rank())
-    ours, alone = Ringtrain(), Alone()
+    ours, alone = RingtrainTorch(), NoExchange()
     for system in (ours, alone):
         system.use(copy.deepcopy(start))
         system.step(batch)  # the first is not typical
@@ -51,12 +51,12 @@ def run(passes: Sequence[int], network: str, repetitions: int | None, json: str 
     return all(result["verified"] for result in results)
 
 
-def _turn(system: Alone, passes: int, batch: Batch) -> list[float]:
+def _turn(system: NoExchange, passes: int, batch: Batch) -> list[float]:
     system.accumulate(passes)
     return [time_of(lambda: system.step(batch)) / passes]
 
 
-def _count_sent(system: Ringtrain, passes: int, batch: Batch) -> dict[str, float]:
+def _count_sent(system: RingtrainTorch, passes: int, batch: Batch) -> dict[str, float]:
     """What one step lets this rank send, for each of its batches, and what of it before the last of them."""
     system.accumulate(passes)
     ranks.wait_for_all()

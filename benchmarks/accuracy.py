@@ -17,14 +17,14 @@ import torch
 import ringtrain.torch as hvd
 from benchmarks.torch_tasks import TASKS, Task, batch_of, evaluate
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.torch_systems import Alone, PowerSgd, Ringtrain, TrainingSystem, replicas_are_equal
+from ringtrain.bench.torch_systems import NoExchange, PowerSgd, RingtrainTorch, TrainingSystem, replicas_are_equal
 
 EXACT = "float32"
 SEEN = 4096  # samples that the loss of training is taken of in the end
 
 
 def _ours(name: str, **settings: Any) -> Callable[[], TrainingSystem]:
-    return lambda: Ringtrain(name, layout="+".join(["1"] * ranks.size()), **settings)
+    return lambda: RingtrainTorch(name, layout="+".join(["1"] * ranks.size()), **settings)
 
 
 def _compressed(name: str, variant: str = "") -> Callable[[], TrainingSystem]:
@@ -54,7 +54,7 @@ WAYS: dict[str, Callable[[], TrainingSystem]] = {
     "powersgd-4": _ours("PowerSGD 4", compression=hvd.Compression.powersgd(rank=4, start_after=2)),
     "ddp-powersgd-2": lambda: PowerSgd(2),
     "ddp-powersgd-4": lambda: PowerSgd(4),
-    "alone": Alone,
+    "alone": NoExchange,
 }
 
 

@@ -23,8 +23,8 @@ from ringtrain.bench import allreduce, ranks, report
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import LOSSES
 from ringtrain.bench.turns import time_in_turn, time_of
-from ringtrain.bench.worlds import World
-from ringtrain.launch.modes import MODES, Mode, bytes_sent, expect
+from ringtrain.bench.worlds import MeasuredWorld
+from ringtrain.launch.modes import MODES, SendingMode, bytes_sent, expect
 
 CALIBRATIONS = 3
 WARM_UP = 2  # turns that do not count: what is kept of each tensor has two places, which memory is made for one by one
@@ -42,7 +42,7 @@ def run(size_bytes: int, tensors: int, step_ms: float, modes: Sequence[str], fre
     results = []
     hosts = 1
     for transport in transports:
-        world = World(transport, addresses)
+        world = MeasuredWorld(transport, addresses)
         world.enter()
         hosts = rt.cross_size()
         gradients = Gradients(size_bytes, tensors)
@@ -106,12 +106,12 @@ class _Counted:
 
 
 def _measure(
-    world: World,
+    world: MeasuredWorld,
     hosts: int,
     free: str,
     cores: Collection[int],
     gradients: Gradients,
-    modes: Sequence[Mode],
+    modes: Sequence[SendingMode],
     further: Mapping[str, Way],
     step_seconds: float,
     repetitions: int,
@@ -121,12 +121,12 @@ def _measure(
     # So many short ones take another time than a long one. The fastest, since other programs only slow it down.
     taken = min(ranks.slowest([_turn(world, gradients, computation, rounds, None)[0] for _ in range(CALIBRATIONS)]))
     rounds = max(1, round(rounds * step_seconds / taken))
-    exact = Mode("float32", "")
+    exact = SendingMode("float32", "")
     exchanges = {mode.compression: mode for mode in [exact, *modes]}
     timed: dict[Any, Callable[[], list[float]]] = {
         "computing": partial(_turn, world, gradients, computation, rounds, None),
         **{
-            ("exchange", each): partial(_turn, world, gradients, computation, 0, Mode(each, "", each))
+            ("exchange", each): partial(_turn, world, gradients, computation, 0, SendingMode(each, "", each))
             for each in exchanges
         },
     }
@@ -190,21 +190,29 @@ def _measure(
     return results
 
 
-def _turn_of(world: World, gradients: Gradients, way: Way, computation: Computation, rounds: int) -> list[float]:
+def _turn_of(
+    world: MeasuredWorld, gradients: Gradients, way: Way, computation: Computation, rounds: int
+) -> list[float]:
     """``_turn`` in a further way."""
     gradients.fill()
     world.enter()
     return [time_of(lambda: way.run(lambda: backward(gradients.work, computation, rounds, None))) / way.batches]
 
 
-def _turn(world: World, gradients: Gradients, computation: Computation, rounds: int, mode: Mode | None) -> list[float]:
+def _turn(
+    world: MeasuredWorld, gradients: Gradients, computation: Computation, rounds: int, mode: SendingMode | None
+) -> list[float]:
     """Seconds of a batch in this mode, or of one that sends nothing; computes these rounds before each gradient."""
     gradients.fill()
     return [time_of(lambda: _batches(world, gradients.work, computation, rounds, mode)) / (mode.batches if mode else 1)]
 
 
 def _batches(
-    world: World, gradients: Sequence[np.ndarray], computation: Computation, rounds: int, mode: Mode | None
+    world: MeasuredWorld,
+    gradients: Sequence[np.ndarray],
+    computation: Computation,
+    rounds: int,
+    mode: SendingMode | None,
 ) -> None:
     world.enter()
     if mode is None:
@@ -222,12 +230,12 @@ def _batches(
     backward(gradients, computation, rounds if mode.overlaps else 0, submit)
 
 
-def _submit(mode: Mode, index: int, gradient: np.ndarray) -> Handle:
+def _submit(mode: SendingMode, index: int, gradient: np.ndarray) -> Handle:
     compression = getattr(rt.Compression, mode.compression)
     return rt.allreduce_async_(gradient, name=f"compress.{mode.name}.{index}", op=rt.Sum, compression=compression)
 
 
-def _is_right(world: World, way: Way) -> bool:
+def _is_right(world: MeasuredWorld, way: Way) -> bool:
     world.enter()
     return way.is_right()
 

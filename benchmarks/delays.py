@@ -42,7 +42,7 @@ def start(output: Path) -> int:
     if missing := hosts.missing():
         print(f"benchmarks: {missing}", file=sys.stderr)
         return 2
-    with hosts.Network(dict.fromkeys(["one", "other"], "eth0"), useless=None) as network:
+    with hosts.NamespaceNetwork(dict.fromkeys(["one", "other"], "eth0"), useless=None) as network:
         one, other = network["one"], network["other"]
         server = other.start(sys.executable, "-c", ECHO, stdout=subprocess.PIPE)
         assert server.stdout is not None

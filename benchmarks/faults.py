@@ -157,7 +157,7 @@ def rank_killed_under_launcher(trial: Trial, seconds: float) -> float:
 def rank_killed_alone_on_its_host(trial: Trial, seconds: float) -> float:
     """No memory is shared with it, and there is no MPI; it does it itself, since its process id is that of its host."""
     names = ["host-1", "host-2", "host-3"]
-    with hosts.Network(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
+    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
         line = launcher_line("--transport", "tcp", "-H", ",".join(f"{name}:1" for name in names))
         trial.start(*network["host-1"].command(*line))
         trial.request("die")
@@ -175,7 +175,7 @@ def rank_stopped(trial: Trial, seconds: float) -> float:
 def network_cut(trial: Trial, seconds: float) -> float:
     """Between two hosts with a rank each, which neither peer nor launcher can reach from then on."""
     names = ["host-1", "host-2"]
-    with hosts.Network(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
+    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
         line = launcher_line("-H", "host-1:1,host-2:1", ranks=2)
         trial.start(*network["host-1"].command(*line), ranks=2)
         begin = time.monotonic()

@@ -58,7 +58,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
         results = [_measure(job, _here(job, ranks), repetitions) for job in JOBS]
     else:
         names = [f"host-{number}" for number in range(1, hosts_made + 1)]
-        with hosts.Network(dict.fromkeys(names, "eth0"), useless=None) as network:
+        with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
             results = [_measure(job, _on_hosts(job, ranks, network), repetitions) for job in JOBS]
     if file is not None:
         documents.write(file, documents.make(describe(), results, np=ranks, hosts=hosts_made, repetitions=repetitions))
@@ -73,7 +73,7 @@ def _here(job: str, ranks: int) -> dict[str, list[list[str]]]:
     }
 
 
-def _on_hosts(job: str, ranks: int, network: hosts.Network) -> dict[str, list[list[str]]]:
+def _on_hosts(job: str, ranks: int, network: hosts.NamespaceNetwork) -> dict[str, list[list[str]]]:
     made = list(network.hosts.values())
     each = ranks // len(made)
     known = {"ranks": ranks, "hosts": len(made), "each": each, "address": made[0].address,

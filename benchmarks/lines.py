@@ -93,7 +93,9 @@ class Line:
             they have.
     """
 
-    def __init__(self, network: hosts.Network, kind: Kind, seed: int = 1, congestion: str = "", sites: int = 0):
+    def __init__(
+        self, network: hosts.NamespaceNetwork, kind: Kind, seed: int = 1, congestion: str = "", sites: int = 0
+    ):
         self.kind = kind
         self.sites = sites or len(network.hosts)
         self.addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(network.hosts, start=1)}
@@ -139,7 +141,7 @@ class Line:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _plug_in(self, device: str, host: hosts.Host, congestion: str) -> None:
+    def _plug_in(self, device: str, host: hosts.NamespaceHost, congestion: str) -> None:
         subprocess.run([find_program("ip"), "link", "set", device, "netns", str(host.pid)], check=True)
         for line in (["ip", "link", "set", device, "name", INTERFACE],
                      ["ip", "link", "set", INTERFACE, "txqueuelen", str(QUEUE_PACKETS), "mtu", str(PACKET_BYTES), "up"],
@@ -163,7 +165,7 @@ class Raw:
     round_trip_seconds: float
 
 
-def raw_rate(line: Line, one: hosts.Host, other: hosts.Host, congestion: str = "cubic") -> Raw:
+def raw_rate(line: Line, one: hosts.NamespaceHost, other: hosts.NamespaceHost, congestion: str = "cubic") -> Raw:
     """Has iperf3 send one way. Raises RuntimeError with its words if it finds no rate."""
     server = other.start("iperf3", "--server", "--one-off", stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + SECONDS_TO_START

@@ -17,7 +17,7 @@ from ringtrain._runtime.operations import Handle
 from ringtrain.bench import ranks, report
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
-from ringtrain.bench.worlds import World
+from ringtrain.bench.worlds import MeasuredWorld
 
 PARTS = ("computing", "sending", "step")
 LIMIT = 0.15  # of the smaller; what a good overlap stays below if a core is free
@@ -26,7 +26,7 @@ LIMIT = 0.15  # of the smaller; what a good overlap stays below if a core is fre
 def run(size_bytes: int, tensors: int, transports: Sequence[str], repetitions: int,
         addresses: Mapping[str, Sequence[str]], json: str | None, **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether all sums were right."""
-    worlds = [World(transport, addresses) for transport in transports]
+    worlds = [MeasuredWorld(transport, addresses) for transport in transports]
     worlds[0].enter()
     hosts = rt.cross_size()
     gradients = [np.zeros(max(1, size_bytes // tensors // 4), np.float32) for _ in range(tensors)]
@@ -49,7 +49,11 @@ def run(size_bytes: int, tensors: int, transports: Sequence[str], repetitions: i
 
 
 def _measure(
-    free: str, cores: Collection[int], worlds: Sequence[World], gradients: Sequence[np.ndarray], repetitions: int
+    free: str,
+    cores: Collection[int],
+    worlds: Sequence[MeasuredWorld],
+    gradients: Sequence[np.ndarray],
+    repetitions: int,
 ) -> list[dict[str, Any]]:
     computation = Computation(cores)
     turn = partial(_turn, gradients, computation)
@@ -76,11 +80,13 @@ def _measure(
     return results
 
 
-def _one(turn: Callable[..., float], world: World, rounds: int, part: str) -> list[float]:
+def _one(turn: Callable[..., float], world: MeasuredWorld, rounds: int, part: str) -> list[float]:
     return [turn(world, rounds if part != "sending" else 0, sends=part != "computing")]
 
 
-def _turn(gradients: Sequence[np.ndarray], computation: Computation, world: World, rounds: int, sends: bool) -> float:
+def _turn(
+    gradients: Sequence[np.ndarray], computation: Computation, world: MeasuredWorld, rounds: int, sends: bool
+) -> float:
     """Seconds of a step that computes these rounds before each gradient, and sends it or not."""
     for gradient in gradients:
         gradient.fill(1.0)

@@ -42,7 +42,7 @@ def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
         return 2
     written, codes = [], []
     names = [f"host-{number}" for number in range(1, options["hosts"] + 1)]
-    with hosts.Network(dict.fromkeys(names, "eth0"), useless=None) as network:
+    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
         for loss in options["losses"]:
             kind = Kind(options["mbit"], options["round_trip_ms"], loss, options["buffer_ms"])
             with Line(network, kind, congestion=options["congestion"], sites=options["sites"]) as line:
@@ -56,7 +56,7 @@ def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     return max(codes)
 
 
-def _run(network: hosts.Network, line: Line, package: str, arguments: Sequence[str]) -> int:
+def _run(network: hosts.NamespaceNetwork, line: Line, package: str, arguments: Sequence[str]) -> int:
     """One job on the line. package: the folder that ringtrain is imported from; "" for this one."""
     one, *_, other = network.hosts.values()
     raw = lines.raw_rate(line, one, other)
@@ -83,14 +83,14 @@ def run(sizes: Sequence[int], ways: Sequence[str], peers: Sequence[str], repetit
     # Not before: what waits for the other ranks is a world of its own.
     from ringtrain.bench import ranks, report, wire
     from ringtrain.bench.systems import PEERS, Over, System
-    from ringtrain.bench.worlds import World
+    from ringtrain.bench.worlds import MeasuredWorld
 
     os.environ["GLOO_SOCKET_IFNAME"] = lines.INTERFACE
     site = f"site-{ranks.rank() * sites // ranks.size()}" if sites < ranks.size() else ""
     systems: list[System] = []
     worlds = []
     for way in ways:
-        worlds.append(World("tcp", addresses, **{"site": site, **SETTINGS[way]}))
+        worlds.append(MeasuredWorld("tcp", addresses, **{"site": site, **SETTINGS[way]}))
         systems.append(Over(worlds[-1]))
         systems[-1].name = way
     systems += [PEERS[name]() for name in peers]

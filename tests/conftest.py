@@ -208,5 +208,7 @@ def compared_always(monkeypatch):
 def three_hosts():
     """Hosts on this machine, for all tests that need no links of a certain rate: real sshds, interfaces of different names,
     a docker0 that leads nowhere, and a bare PATH. A test leaves no process and no file on them."""
-    with hosts.Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent") as made:
+    with hosts.NamespaceNetwork(
+        {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent"
+    ) as made:
         yield made

@@ -35,7 +35,7 @@ class DType(NamedTuple):
         return f"uint{8 * self.bytes}" if self.is_foreign else self.name
 
 
-class Operation(NamedTuple):
+class OperationCode(NamedTuple):
     """A collective operation.
 
     ``layout`` says which rows a member contributes and receives, ``kNone`` for an operation without data. ``adjoint`` is
@@ -97,9 +97,9 @@ def _dtype(row: list[str]) -> DType:
     return DType(int(row[0]), row[1], int(row[2]), int(row[3]), int(row[4]))
 
 
-def _operation(row: list[str]) -> Operation:
+def _operation(row: list[str]) -> OperationCode:
     identity, name, reduces, rooted, layout, fuses, adjoint = row
-    return Operation(
+    return OperationCode(
         id=int(identity),
         name=name,
         reduces=reduces == "1",
@@ -111,7 +111,7 @@ def _operation(row: list[str]) -> Operation:
 
 
 DTYPES: dict[str, DType] = {row[1]: _dtype(row) for row in _native.table("dtypes")}
-OPERATIONS: dict[str, Operation] = {row[1]: _operation(row) for row in _native.table("operations")}
+OPERATIONS: dict[str, OperationCode] = {row[1]: _operation(row) for row in _native.table("operations")}
 ATTRIBUTES: dict[str, Attribute] = {
     row[0]: Attribute(row[0], row[1], float(row[2]), row[3]) for row in _native.table("attributes")
 }

@@ -22,10 +22,10 @@ def meet(path: Path, call: Call, listens: str, secret: bytes) -> Introduction:
 
     Raises InvalidArgumentError, besides, if the folder cannot be used, or others than this user may read it.
     """
-    return meet_by_note(Folder(path), call, listens, secret)
+    return meet_by_note(FolderBoard(path), call, listens, secret)
 
 
-class Folder:
+class FolderBoard:
     """A board; see `by_note.Board`."""
 
     def __init__(self, path: Path):

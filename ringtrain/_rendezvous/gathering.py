@@ -42,7 +42,7 @@ class Found(NamedTuple):
     is_ours: bool
 
 
-class Place(Protocol):
+class GatheringPlace(Protocol):
     """Where ranks meet. absent: after `find` has not, what became of rank 0, for people."""
 
     absent: str
@@ -63,7 +63,7 @@ class Place(Protocol):
         """Of the others, when rank 0 could not be called. Raises InvalidArgumentError if it is known why."""
 
 
-def meet(place: Place, call: Call) -> Introduction:
+def meet(place: GatheringPlace, call: Call) -> Introduction:
     """Waits until all ranks have come, and returns what they were told.
 
     Raises:
@@ -81,7 +81,7 @@ def meet(place: Place, call: Call) -> Introduction:
 # ---- rank 0 ----
 
 
-def _serve(place: Place, own: Call) -> tuple[Answer, bytes]:
+def _serve(place: GatheringPlace, own: Call) -> tuple[Answer, bytes]:
     """Hears all ranks' calls, and answers them at once."""
     listeners, secret = place.listen()
     with contextlib.closing(Server(listeners, secret)) as server:
@@ -94,7 +94,7 @@ def _serve(place: Place, own: Call) -> tuple[Answer, bytes]:
     return answer, secret
 
 
-def _gather(place: Place, own: Call, server: Server) -> Answer:
+def _gather(place: GatheringPlace, own: Call, server: Server) -> Answer:
     ranks = Gathering(own, time.monotonic())
     next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
     while not (answer := ranks.answer(time.monotonic(), server.refused)):
@@ -112,7 +112,7 @@ def _gather(place: Place, own: Call, server: Server) -> Answer:
 # ---- the other ranks ----
 
 
-def _ask(place: Place, call: Call) -> tuple[Answer, bytes]:
+def _ask(place: GatheringPlace, call: Call) -> tuple[Answer, bytes]:
     """Looks for rank 0 and calls it until it hears, and waits for its answer."""
     deadline, pause = time.monotonic() + call["seconds"], SECONDS_BETWEEN_CALLS[0]
     while True:

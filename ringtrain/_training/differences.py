@@ -17,7 +17,7 @@ from ringtrain._training import terms as words
 from ringtrain._training import trained as lists
 from ringtrain._training.adapter import checks
 from ringtrain._training.adapter.checks import named_ranks
-from ringtrain._training.drift import Replica, Settings, Words
+from ringtrain._training.drift import ComparedReplica, Settings, Words
 from ringtrain._training.session import Session
 from ringtrain.errors import MismatchError
 
@@ -80,7 +80,7 @@ class Differences:
         of_ranks = yield from self._gathered_terms("settings", words.encoded(own))
         raise MismatchError(unequal_settings(self._optimizer, of_ranks, tense, called))
 
-    def judge_parameters(self, replica: Replica) -> Generator[Operation, None, bool]:
+    def judge_parameters(self, replica: ComparedReplica) -> Generator[Operation, None, bool]:
         """Compares the parameters; by how much the first that differs does so is told by its extremes.
 
         Returns:
@@ -107,7 +107,7 @@ class Differences:
             logger.warning("%s", rounded_differently(self._optimizer, len(odd), farthest, kinds, replica.called))
         return False
 
-    def _gathered_digests(self, replica: Replica) -> Generator[Operation, None, np.ndarray]:
+    def _gathered_digests(self, replica: ComparedReplica) -> Generator[Operation, None, np.ndarray]:
         """For each rank that knows them its number, and the digests of its parameters."""
         digests = replica.shown.digests
         own = np.zeros(len(replica.names()), np.int64) if digests is None else digests

@@ -15,7 +15,7 @@ from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 
 @dataclass
-class Flight:
+class StepInTransit:
     """The gradients of one step, on their way.
 
     Attributes:
@@ -53,7 +53,7 @@ def check_shape(owner: str, kind: str, name: str, given: tuple[int, ...], own: t
         )
 
 
-class Late:
+class LateGradients:
     """The gradients of one optimizer between two steps.
 
     Args:
@@ -65,7 +65,7 @@ class Late:
     """
 
     def __init__(self, arrays: Arrays[Any]):
-        self.flight: Flight | None = None
+        self.flight: StepInTransit | None = None
         self.arrived: dict[Any, Any] = {}
         self._arrays = arrays
 

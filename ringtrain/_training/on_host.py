@@ -18,7 +18,7 @@ from ringtrain._training import powersgd
 from ringtrain._training.arrays import NUMPY
 from ringtrain._training.differences import waited
 from ringtrain._training.feedback import Feedback
-from ringtrain._training.late import Flight, Late, check_shape
+from ringtrain._training.late import LateGradients, StepInTransit, check_shape
 from ringtrain._training.powersgd import Approximation, Beginning, Memory, PowerSGD
 from ringtrain._training.presence import DENSE
 from ringtrain._training.rounds import Rounds, Stage
@@ -80,7 +80,7 @@ class HostReducer:
         self.applies = False
         self._session, self._prefix = session, prefix
         self._rounds: dict[str, Rounds] = {}
-        self._late = Late(NUMPY)
+        self._late = LateGradients(NUMPY)
         self._memories: dict[str, Memory] = {}
         how = settings.powersgd
         self._beginning = None if how is None else Beginning(session, how.start_after)
@@ -209,7 +209,7 @@ class HostReducer:
                 f"{', '.join(sorted(arrived.keys() ^ set(names)))} were in one of two steps alone. Let each step reach all variables, "
                 "if need be with zero times what is unused."
             )
-        flight = Flight(self._announced(names), ends_alone=False, skips=skips)
+        flight = StepInTransit(self._announced(names), ends_alone=False, skips=skips)
         flight.arrays = {name: np.array(each, order="C") for name, each in zip(names, gradients, strict=True)}
         sent = list(flight.arrays.values())
         flight.operations = [(self._submit(f"{names[0]} (one step late)", sent), sent[0])]

@@ -12,7 +12,7 @@ from ringtrain._training.arrays import NUMPY
 from ringtrain._training.averaging.outer import Outer, checked_outer
 from ringtrain._training.averaging.period import Period
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import Plan, Worker
+from ringtrain._training.averaging.worker import AveragingPlan, Worker
 from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError
 
@@ -59,7 +59,7 @@ class PeriodicAverage:
         overlap: int = 0,
         merge: str = "additive",
     ):
-        plan = Plan(checked_outer(outer), checked_compression(compression))
+        plan = AveragingPlan(checked_outer(outer), checked_compression(compression))
         named = arrays.items() if isinstance(arrays, Mapping) else ((str(at), each) for at, each in enumerate(arrays))
         self._arrays = [_shared(name, array) for name, array in named]
         period = Period(every, 0, fragments, overlap, merge)

@@ -17,7 +17,7 @@ from ringtrain._training import terms as words
 from ringtrain._training.adapter.checks import hashed
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
-from ringtrain._training.drift import NOTHING, Replica, Told
+from ringtrain._training.drift import NOTHING, ComparedReplica, Told
 from ringtrain._training.presence import parted
 from ringtrain._training.session import Session
 from ringtrain._training.trained import Parameter, digest_of
@@ -89,7 +89,7 @@ class Rounds:
 
     def __init__(
         self, session: Session, name: str, terms: Mapping[str, object] | None = None,
-        replica: Replica | None = None, comes_alike: bool = False,
+        replica: ComparedReplica | None = None, comes_alike: bool = False,
         trained: Callable[[], Sequence[Parameter]] | None = None,
     ):  # fmt: skip
         self.announced: Said | None = None

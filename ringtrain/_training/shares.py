@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     at: int
 
 
-class Layout(NamedTuple):
+class BucketLayout(NamedTuple):
     """A bucket's elements.
 
     Attributes:
@@ -100,14 +100,14 @@ def boxes(shape: Sequence[int], first: int, last: int) -> list[Box]:
     return [*head, *whole, *(box.in_row(end) for box in boxes(inner, 0, last - end * row))]
 
 
-def laid_out(counts: Sequence[int], members: int) -> Layout:
+def laid_out(counts: Sequence[int], members: int) -> BucketLayout:
     """The layout of tensors of so many elements over so many members."""
     offsets, end = [], 0
     for count in counts:
         offsets.append(end)
         end += _rounded(count, ALIGNMENT)
     share = _rounded(-(-end // members), ALIGNMENT)
-    return Layout(tuple(counts), tuple(offsets), share, members)
+    return BucketLayout(tuple(counts), tuple(offsets), share, members)
 
 
 def bucketed(kinds: Sequence[Hashable], sizes: Sequence[int], most_bytes: int) -> list[list[int]]:

@@ -20,7 +20,7 @@ from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
-from ringtrain._training.drift import Named, Replica, Settings, Words
+from ringtrain._training.drift import ComparedReplica, Named, Settings, Words
 from ringtrain._training.look_schedule import LookSchedule
 from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.trained import Parameter
@@ -42,7 +42,7 @@ _WHO_IS_MISSING = (
 
 
 class Forms(NamedTuple):
-    """How a framework's parameters are read; see ``Replica``."""
+    """How a framework's parameters are read; see ``ComparedReplica``."""
 
     digest: Callable[[Any], int]
     on_host: Callable[[Any], np.ndarray]
@@ -95,7 +95,7 @@ class Watch:
         self._rate: Any = None
         self._wake: Callable[[], None] = lambda: None
         self._parameters: Named = ()
-        self._replica: Replica
+        self._replica: ComparedReplica
         self._has_entered = False  # the world, before its first row was asked for here
         self._rests = 0
         self._rested_at: float | None = None
@@ -286,7 +286,7 @@ class Watch:
     def _begin(self) -> None:
         """In a world, or when ranks have been made alike: the first look comes again."""
         self._rests, self._rested_at = 0, None
-        self._replica = Replica(
+        self._replica = ComparedReplica(
             lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
             self._forms.processor, self._clock, _beside,
         )  # fmt: skip

@@ -20,7 +20,7 @@ import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, MemcpyMoves, RingtrainMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
-from ringtrain.bench.exchange import Exchange
+from ringtrain.bench.exchange import PlainAllreduce
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
 from ringtrain.bench.turns import Pause, time_in_turn, time_of
@@ -69,7 +69,7 @@ def _ours(operation: str, algorithm: str) -> System:
 def _floors(operation: str) -> list[System]:
     if operation != "allreduce":
         return [MemcpyMoves(COLLECTIVES[operation])]
-    return [Memcpy(), Exchange()] if rt.size() == rt.local_size() > 1 else [Memcpy()]
+    return [Memcpy(), PlainAllreduce()] if rt.size() == rt.local_size() > 1 else [Memcpy()]
 
 
 def _open_peers(operation: str, names: Sequence[str]) -> list[System]:

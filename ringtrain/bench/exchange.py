@@ -17,7 +17,7 @@ _LINE = 64  # bytes of a cache line, which a rank's counter has for itself
 _PIECE = 1 << 20  # bytes of a tensor at a time: what is handed over stays in caches
 
 
-class Exchange(Sum):
+class PlainAllreduce(Sum):
     """Each rank lays out what others sum, sums its share, lays that out, and takes the shares of the others.
 
     These are the bytes that must be handed over, each once, in two meetings of the ranks for each MiB; no agreement, and

@@ -68,7 +68,7 @@ class NotMade(RuntimeError):
 
 
 @dataclass
-class Host:
+class NamespaceHost:
     """One host. Its processes see its name, its interfaces and each other, and the machine's files.
 
     Temporary files are its own (TMPDIR), for daemons name theirs after host and process, which hosts of two networks
@@ -162,7 +162,7 @@ def cores_of_each(hosts: int) -> list[Sequence[int]]:
     return [cores[number * share : (number + 1) * share] for number in range(hosts)]
 
 
-class Network:
+class NamespaceNetwork:
     """Hosts and the switch between them.
 
     >>> with Network({"node-a": "eth0", "node-b": "ens5"}, rate="1gbit") as network:
@@ -192,7 +192,7 @@ class Network:
         self.login_path = login_path
         self._first_network = IPV6_NETWORK if ipv6 else f"{NETWORK}."
         self.folder = Path(tempfile.mkdtemp(prefix="ringtrain-hosts-"))
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, NamespaceHost] = {}
         self._holders: list[subprocess.Popen] = []
         self._cores = cores_of_each(len(interfaces)) if cores_apart else [()] * len(interfaces)
         try:
@@ -201,10 +201,10 @@ class Network:
             self.close()
             raise
 
-    def __getitem__(self, name: str) -> Host:
+    def __getitem__(self, name: str) -> NamespaceHost:
         return self.hosts[name]
 
-    def __enter__(self) -> Network:
+    def __enter__(self) -> NamespaceNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -284,7 +284,7 @@ class Network:
             init = _children(holder)
             if not init:
                 raise NotMade(f"making a host: '{name}' ended with exit code {holder.returncode}.")
-            self.hosts[name] = Host(name, f"{self._first_network}{number}", interface, folder, holder, init[0],
+            self.hosts[name] = NamespaceHost(name, f"{self._first_network}{number}", interface, folder, holder, init[0],
                                     cores=self._cores[number - 1])  # fmt: skip
             for line in (["hostname", name], ["ip", "link", "set", "lo", "up"]):
                 self[name].check(*line)
@@ -317,7 +317,9 @@ class Network:
     def _in_switch(self, *line: str) -> list[str]:
         return [find_program("nsenter"), "--target", str(self.switch.pid), "--net", "--", *line]
 
-    def _lay_cable(self, host: Host, port: str, link: int, interface: str, address: str, rate: str | None) -> None:
+    def _lay_cable(
+        self, host: NamespaceHost, port: str, link: int, interface: str, address: str, rate: str | None
+    ) -> None:
         """Leads a cable from a port of the switch for such links to a new interface of the host."""
         _check(
             self._in_switch(
@@ -346,7 +348,7 @@ class Network:
         (self.folder / "nsswitch").write_text("hosts: files\npasswd: files\ngroup: files\n")
         _check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "user_key")])
 
-    def _furnish(self, host: Host) -> None:
+    def _furnish(self, host: NamespaceHost) -> None:
         """Gives a host its files, its shared memory and its sshd."""
         _check(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.folder / "host_key")])
         shutil.copy(self.folder / "user_key.pub", host.folder / "authorized_keys")

@@ -13,7 +13,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks, report
-from ringtrain.bench.worlds import World
+from ringtrain.bench.worlds import MeasuredWorld
 
 SETTLE_SECONDS = 1.0  # after the last operation a rank stays awake for a moment
 
@@ -23,7 +23,7 @@ def run(seconds: float, transports: Sequence[str], addresses: Mapping[str, Seque
     results = []
     for transport in transports:
         not_ours = _threads()
-        world = World(transport, addresses)
+        world = MeasuredWorld(transport, addresses)
         world.enter()
         results += _measure(f"ringtrain-{transport}", seconds, not_ours)
         world.close()

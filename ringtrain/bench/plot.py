@@ -26,7 +26,7 @@ FLOOR, SILENT = "#111111", "#8a8f98"
 
 
 @dataclass
-class Line:
+class Series:
     """One system over sizes: seconds by bytes."""
 
     name: str
@@ -39,7 +39,7 @@ class Curves:
     """Time and bandwidth over size."""
 
     title: str
-    lines: list[Line]
+    lines: list[Series]
 
 
 @dataclass
@@ -105,14 +105,14 @@ def figures_of(document: Mapping[str, Any]) -> list[Figure]:
 
 
 def _curves(title: str, results: Sequence[Mapping[str, Any]]) -> Curves:
-    lines: dict[str, Line] = {}
+    lines: dict[str, Series] = {}
     for each in results:
-        line = lines.setdefault(each["system"], Line(each["system"], {}, each["system"] in FLOORS))
+        line = lines.setdefault(each["system"], Series(each["system"], {}, each["system"] in FLOORS))
         line.seconds[each["bytes"]] = each["seconds_median"]
     # Of a link: the floor of those who send all bytes.
     floors = [(each["bytes"], each["floor_seconds"]) for each in results if "floor_seconds" in each]
     if floors:
-        lines["floor"] = Line("floor of the link", {}, True)
+        lines["floor"] = Series("floor of the link", {}, True)
         for size_bytes, seconds in floors:
             lines["floor"].seconds[size_bytes] = max(seconds, lines["floor"].seconds.get(size_bytes, 0.0))
     return Curves(title, list(lines.values()))

@@ -39,7 +39,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    with hosts.Network(
+    with hosts.NamespaceNetwork(
         dict.fromkeys(names, "eth0"), rate=[None if rate == UNLIMITED else rate for rate in rates], useless=None,
         cores_apart=chosen.cores == "apart",
     ) as network:  # fmt: skip
@@ -78,16 +78,16 @@ def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"{chosen.command} --rate: {hindrance}.", file=sys.stderr)
         return 2
     names = [f"host-{number}" for number in range(1, hosts_needed + 1)]
-    with hosts.Network(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
+    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         further = _addresses_of(network) if hasattr(chosen, "addresses") else []
         return _run(chosen, network[names[0]], names, chosen.ranks_a_host, [*arguments, *further], sys.executable)
 
 
-def _addresses_of(network: hosts.Network) -> list[str]:
+def _addresses_of(network: hosts.NamespaceNetwork) -> list[str]:
     return ["--addresses", ";".join(f"{name}={','.join(host.addresses)}" for name, host in network.hosts.items())]
 
 
-def measured_rate(one: hosts.Host, other: hosts.Host, link: int = 0) -> float:
+def measured_rate(one: hosts.NamespaceHost, other: hosts.NamespaceHost, link: int = 0) -> float:
     """Bytes per second from host to host over one of their links, both ways at once: the slower way's.
 
     Raises RuntimeError with what iperf3 said last if it finds no rate within ``SECONDS_FOR_IPERF``.
@@ -135,7 +135,7 @@ def rate_in(report: str) -> float:
 
 def _run(
     chosen: argparse.Namespace,
-    first: hosts.Host,
+    first: hosts.NamespaceHost,
     names: Sequence[str],
     ranks_per_host: int,
     arguments: Sequence[str],

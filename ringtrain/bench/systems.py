@@ -11,7 +11,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks
-from ringtrain.bench.worlds import World
+from ringtrain.bench.worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 from ringtrain.launch.modes import SHRINKS
 
@@ -94,7 +94,7 @@ class Over(Sum):
         tensors: an operation sums so many at once, which have the bytes together.
     """
 
-    def __init__(self, world: World, compression: str = "none", tensors: int = 1):
+    def __init__(self, world: MeasuredWorld, compression: str = "none", tensors: int = 1):
         self._tensors = tensors
         self.name = f"ringtrain-{world.transport}" + ("" if compression == "none" else f"-{compression}")
         self._world = world

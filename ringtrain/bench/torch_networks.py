@@ -16,7 +16,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Network:
+class Classifier:
     """A classifier, and what it is trained on.
 
     Attributes:
@@ -145,10 +145,10 @@ def _texts(samples: int, generator: torch.Generator) -> Batch:
 
 
 NETWORKS = {
-    "convnet": Network(_convnet, _images, samples=32),
-    "mlp": Network(_mlp, _vectors, samples=32),
-    "transformer": Network(_Transformer, _texts, samples=8),
-    "wide": Network(_Wide, _rows_of_vectors, samples=1, momentum=0.0),
-    "tables": Network(_Tables, _ids, samples=1, momentum=0.0),
-    "vgg16": Network(_vgg16, _pictures, samples=8, steps_in_a_turn=1),
+    "convnet": Classifier(_convnet, _images, samples=32),
+    "mlp": Classifier(_mlp, _vectors, samples=32),
+    "transformer": Classifier(_Transformer, _texts, samples=8),
+    "wide": Classifier(_Wide, _rows_of_vectors, samples=1, momentum=0.0),
+    "tables": Classifier(_Tables, _ids, samples=1, momentum=0.0),
+    "vgg16": Classifier(_vgg16, _pictures, samples=8, steps_in_a_turn=1),
 }

@@ -19,7 +19,7 @@ import ringtrain.torch as hvd
 from ringtrain._runtime import context as contexts
 from ringtrain.bench import ranks
 from ringtrain.bench.torch_networks import Batch, loss_of
-from ringtrain.bench.worlds import World
+from ringtrain.bench.worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -73,7 +73,7 @@ class TrainingSystem(Protocol):
         """Gives back what it holds."""
 
 
-class Alone:
+class NoExchange:
     """The floor: every rank trains its own network on its own batches, all at the same time."""
 
     name = "alone"
@@ -104,7 +104,7 @@ class Alone:
         del self.network, self.optimizer
 
 
-class Ringtrain(Alone):
+class RingtrainTorch(NoExchange):
     """Ours, in the world that ``hvd.init`` opened.
 
     Args:
@@ -117,7 +117,7 @@ class Ringtrain(Alone):
     communicates = True
 
     def __init__(self, variant: str = "", layout: str | None = None, **settings: Any) -> None:
-        self.name = f"{Ringtrain.name}-{variant}" if variant else Ringtrain.name
+        self.name = f"{RingtrainTorch.name}-{variant}" if variant else RingtrainTorch.name
         self._settings = settings
         hvd.init(host_layout=layout)
 
@@ -142,7 +142,7 @@ class Ringtrain(Alone):
         hvd.shutdown()
 
 
-class ShardedStep(Ringtrain):
+class RingtrainShardedStep(RingtrainTorch):
     """Ours with shares of the optimizer's state; new values travel in the next forward pass."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class ShardedStep(Ringtrain):
         super().use(network, make)
 
 
-class InAWorldOfItsOwn(Ringtrain):
+class InAWorldOfItsOwn(RingtrainTorch):
     """Ours in a world over TCP beside the others', with other options.
 
     Args:
@@ -162,9 +162,9 @@ class InAWorldOfItsOwn(Ringtrain):
     """
 
     def __init__(self, variant: str, **chosen: object):
-        self.name, self._settings = f"{Ringtrain.name}-{variant}", {}
+        self.name, self._settings = f"{RingtrainTorch.name}-{variant}", {}
         host = socket.gethostname()
-        self._world = World("tcp", {host: [socket.gethostbyname(host)]}, **chosen)
+        self._world = MeasuredWorld("tcp", {host: [socket.gethostbyname(host)]}, **chosen)
 
     def use(self, network: torch.nn.Module, make: MakeOptimizer = make_optimizer) -> None:
         with self._within():
@@ -187,11 +187,11 @@ class InAWorldOfItsOwn(Ringtrain):
             contexts.make_current(None)  # that of ``hvd.init`` again
 
     def close(self) -> None:
-        Alone.close(self)
+        NoExchange.close(self)
         self._world.context.close()
 
 
-class Horovod(Alone):
+class Horovod(NoExchange):
     """Horovod, where its own package is installed and was built for an MPI, which has started the ranks."""
 
     name = "horovod"
@@ -224,7 +224,7 @@ class Horovod(Alone):
         self._horovod.shutdown()
 
 
-class LocalSteps(Ringtrain):
+class RingtrainLocalSteps(RingtrainTorch):
     """Ours with local steps: what it calls a step is as many of them as lie between two averages, so it has as many passes.
 
     It is another algorithm, whose parameters are compared with nobody's: only its replicas must be equal.
@@ -273,7 +273,7 @@ class _Groups:
 _groups = _Groups()
 
 
-class Ddp(Alone):
+class Ddp(NoExchange):
     """torch's DistributedDataParallel over gloo, with the settings that it comes with."""
 
     name = "ddp"
@@ -352,7 +352,7 @@ class PowerSgd(Ddp):
 
 def _compressed(compression: str, loses: float) -> Callable[[], TrainingSystem]:
     def make() -> TrainingSystem:
-        system = Ringtrain(compression, compression=getattr(hvd.Compression, compression))
+        system = RingtrainTorch(compression, compression=getattr(hvd.Compression, compression))
         system.loses = loses
         return system
 
@@ -361,7 +361,7 @@ def _compressed(compression: str, loses: float) -> Callable[[], TrainingSystem]:
 
 def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
     def make() -> TrainingSystem:
-        system = Ringtrain(f"{passes}-passes", backward_passes_per_step=passes, average_aggregated_gradients=True)
+        system = RingtrainTorch(f"{passes}-passes", backward_passes_per_step=passes, average_aggregated_gradients=True)
         system.passes = passes
         return system
 
@@ -372,8 +372,8 @@ def _accumulating(passes: int) -> Callable[[], TrainingSystem]:
 # over TCP, and that with settings that were tuned before; Horovod; and DDP, over gloo, over our backend, and without
 # anything to send.
 PEERS: dict[str, Callable[[], TrainingSystem]] = {
-    "buckets": lambda: Ringtrain("buckets", mode=hvd.Synchronous(gradient_as_bucket_view=True)),
-    "uncompared": lambda: Ringtrain(
+    "buckets": lambda: RingtrainTorch("buckets", mode=hvd.Synchronous(gradient_as_bucket_view=True)),
+    "uncompared": lambda: RingtrainTorch(
         "uncompared", mode=hvd.Synchronous(replicas="differ")
     ),  # what it costs to notice drift
     "fp16": _compressed("fp16", loses=0.01),
@@ -381,8 +381,8 @@ PEERS: dict[str, Callable[[], TrainingSystem]] = {
     "int8": _compressed("int8", loses=0.1),
     "int4": _compressed("int4", loses=0.6),
     "4-passes": _accumulating(4),
-    "every-32": partial(LocalSteps, 32),
-    "sharded-step": ShardedStep,
+    "every-32": partial(RingtrainLocalSteps, 32),
+    "sharded-step": RingtrainShardedStep,
     "tcp": partial(InAWorldOfItsOwn, "tcp"),
     "horovod": Horovod,
     "ddp": Ddp,

@@ -20,13 +20,13 @@ import torch
 
 import ringtrain.torch as hvd
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.torch_networks import NETWORKS, Batch, Network, loss_of
+from ringtrain.bench.torch_networks import NETWORKS, Batch, Classifier, loss_of
 from ringtrain.bench.torch_systems import (
     PEERS,
-    Alone,
     Ddp,
     MakeOptimizer,
-    Ringtrain,
+    NoExchange,
+    RingtrainTorch,
     TrainingSystem,
     make_optimizer,
     replicas_are_equal,
@@ -50,7 +50,7 @@ def run(
     hooks: dict[str, dict[str, float]] = {}
     for name in networks:
         network = NETWORKS[name] if samples is None else replace(NETWORKS[name], samples=samples)
-        makers = [Ringtrain, *(PEERS[peer] for peer in peers), Alone]
+        makers = [RingtrainTorch, *(PEERS[peer] for peer in peers), NoExchange]
         results += _measure(name, network, [[each] for each in makers] if one_by_one else [makers], repetitions or 20)
         if one_by_one:
             continue
@@ -63,7 +63,7 @@ def run(
 
 
 def _measure(
-    name: str, network: Network, groups: Sequence[Sequence[Callable[[], TrainingSystem]]], repetitions: int
+    name: str, network: Classifier, groups: Sequence[Sequence[Callable[[], TrainingSystem]]], repetitions: int
 ) -> list[dict[str, Any]]:
     """Results of all systems; those of a group are there at once and take turns."""
     torch.manual_seed(0)
@@ -88,7 +88,7 @@ def _measure(
         for system in systems:
             system.close()
     a_batch = {system: float(np.median(times)) / passes[system] for system, times in seconds.items()}
-    floor = a_batch[Alone.name]
+    floor = a_batch[NoExchange.name]
     return [
         report.result(
             system, "train", times, verified[system],
@@ -102,7 +102,7 @@ def _measure(
     ]  # fmt: skip
 
 
-def _optimizer_for(network: Network) -> MakeOptimizer:
+def _optimizer_for(network: Classifier) -> MakeOptimizer:
     return partial(make_optimizer, momentum=network.momentum)
 
 
@@ -117,10 +117,10 @@ def _time_steps(system: TrainingSystem, batch: Batch, count: int) -> float:
 # ---- verifying ----
 
 
-def _train_on_all_batches(start: torch.nn.Module, network: Network) -> list[torch.Tensor]:
+def _train_on_all_batches(start: torch.nn.Module, network: Classifier) -> list[torch.Tensor]:
     """The parameters that one process reaches with the batches of all ranks in one."""
     x, y = zip(*(network.batches(rank) for rank in range(ranks.size())), strict=True)
-    alone = Alone()
+    alone = NoExchange()
     alone.use(copy.deepcopy(start), _optimizer_for(network))
     for _ in range(STEPS_TO_VERIFY):
         alone.step((torch.cat(x), torch.cat(y)))
@@ -154,7 +154,9 @@ def _distance(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> flo
 # ---- the hook ----
 
 
-def _time_hooks(network: Network, make_hooked: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> dict[str, float]:
+def _time_hooks(
+    network: Classifier, make_hooked: Callable[[torch.nn.Module], torch.optim.Optimizer]
+) -> dict[str, float]:
     """Seconds of processor time that autograd's thread spends in a hook, over all parameters and some steps, here.
 
     Hooks run in the order in which they were registered: one of ours comes before that which is measured, one after.
@@ -196,7 +198,7 @@ def _print(results: Sequence[dict[str, Any]], hooks: dict[str, dict[str, float]]
     facts = machine.describe()
     report.say(f"training steps, {ranks.size()} ranks on {facts['cores']} cores ({facts['processor']}), "
                f"threads of each: {torch.get_num_threads()}, torch {facts['torch']}")  # fmt: skip
-    ours = {each["network"]: each["seconds_median"] for each in results if each["system"] == Ringtrain.name}
+    ours = {each["network"]: each["seconds_median"] for each in results if each["system"] == RingtrainTorch.name}
     rows = [
         [
             each["network"],

@@ -22,7 +22,7 @@ from ringtrain.bench.collectives import PEERS as MOVING_PEERS
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
-from ringtrain.bench.worlds import World
+from ringtrain.bench.worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 
 HEADINGS = ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"]
@@ -32,7 +32,7 @@ def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[
         repetitions: int, measured_rate: float, addresses: Mapping[str, Sequence[str]], json: str | None, operation: str,
         tensors: int, **_of_the_hosts: Any) -> bool:  # fmt: skip
     """Runs the benchmark on this rank; returns whether every system's results were right."""
-    worlds = [World(transport, addresses) for transport in transports]
+    worlds = [MeasuredWorld(transport, addresses) for transport in transports]
     systems = _systems(operation, worlds, compressions, peers, tensors)
     worlds[0].enter()
     hosts = rt.cross_size()
@@ -52,7 +52,7 @@ def run(sizes: Sequence[int], transports: Sequence[str], compressions: Sequence[
 
 
 def _systems(
-    operation: str, worlds: Sequence[World], compressions: Sequence[str], peers: Sequence[str], tensors: int
+    operation: str, worlds: Sequence[MeasuredWorld], compressions: Sequence[str], peers: Sequence[str], tensors: int
 ) -> list[System]:
     if operation != "allreduce":
         if tensors > 1:

@@ -19,7 +19,7 @@ from ringtrain.bench import ranks
 LOOPBACK = "127.0.0.1"
 
 
-class World:
+class MeasuredWorld:
     """This rank in a world of all ranks of the job.
 
     Args:

@@ -27,7 +27,7 @@ _VALUES = "values"  # the member of a file that is text
 _one_reader = threading.Lock()
 
 
-class Plan:
+class SavingPlan:
     """When the next file is due: all ranks agree on the step, since each adds its random states, and rows of its own.
 
     Minutes are those of rank 0, which the others ask now and then, at a step that it has named the last time.

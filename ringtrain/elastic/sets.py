@@ -23,7 +23,7 @@ _NOT_ON_ALL = (0, 0)  # the origin of a set that not all have added, or removed,
 _TORN = "process set: all ranks must have added it, but the world ended before. Add it again, on all ranks."
 
 
-class Record(NamedTuple):
+class SetRecord(NamedTuple):
     """A set, as ranks tell each other of it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Record(NamedTuple):
     members: tuple[Peer, ...]
 
 
-class Told(NamedTuple):
+class KnownSets(NamedTuple):
     """What a rank knows of the sets.
 
     Attributes:
@@ -46,28 +46,28 @@ class Told(NamedTuple):
     """
 
     knows: bool
-    founding: tuple[Record | None, ...]
-    later: tuple[Record, ...]
+    founding: tuple[SetRecord | None, ...]
+    later: tuple[SetRecord, ...]
     of_rule: tuple[tuple[int, int] | None, ...]
 
 
 # ---- what follows for all: pure ----
 
 
-def shared(told: Sequence[Told]) -> Told:
+def shared(told: Sequence[KnownSets]) -> KnownSets:
     """What all who know of sets have alike."""
     first, *others = [each for each in told if each.knows]
     founding = tuple(_same(records) for records in zip(*(each.founding for each in (first, *others)), strict=True))
     later = tuple(record for record in first.later if all(record in other.later for other in others))
     places = zip(*(each.of_rule for each in (first, *others)), strict=False)
     of_rule = tuple(origins[0] if len(set(origins)) == 1 else None for origins in places)
-    return Told(True, founding, later, of_rule)
+    return KnownSets(True, founding, later, of_rule)
 
 
-def _same(records: Sequence[Record | None]) -> Record | None:
+def _same(records: Sequence[SetRecord | None]) -> SetRecord | None:
     if all(record == records[0] for record in records):
         return records[0]
-    return Record(_NOT_ON_ALL, next(record.members for record in records if record is not None))
+    return SetRecord(_NOT_ON_ALL, next(record.members for record in records if record is not None))
 
 
 def ranks_left(members: Sequence[Peer], world: Sequence[Peer]) -> list[int]:
@@ -75,7 +75,7 @@ def ranks_left(members: Sequence[Peer], world: Sequence[Peer]) -> list[int]:
     return [rank for rank, peer in enumerate(world) if peer in members]
 
 
-def loss(record: Record, world: Sequence[Peer]) -> str:
+def loss(record: SetRecord, world: Sequence[Peer]) -> str:
     """Why a set is lost in a world, in the same words on all its ranks; "" if it is not."""
     (_, identity), members = record
     if record.origin == _NOT_ON_ALL:
@@ -175,7 +175,7 @@ class Sets:
             assert process_set.origin is not None
             process_set.process_set_id = None
             process_set.ranks = ranks_left(process_set.peers, context.peers)
-            process_set.lost = loss(Record(process_set.origin, process_set.peers), context.peers)
+            process_set.lost = loss(SetRecord(process_set.origin, process_set.peers), context.peers)
         if self._rule is not None:
             self._follow_rule(context.size)
         self._register([each for each in kept if not each.lost], context)
@@ -187,16 +187,16 @@ class Sets:
             known = {id(each) for each in (*self._founding, *self._later)}
             self._later += [each for each in self._context.sets if id(each) not in known]
 
-    def _told(self, context: Context) -> Told:
+    def _told(self, context: Context) -> KnownSets:
         later = [_record_of(each) for each in self._later]
-        return Told(
+        return KnownSets(
             not context.takes_over,
             tuple(_record_of(each) for each in self._founding),
             tuple(record for record in later if record is not None),
             tuple(each.origin for each in self._pool),
         )
 
-    def _take_over(self, agreed: Told) -> None:
+    def _take_over(self, agreed: KnownSets) -> None:
         """A rank that joins: its sets become those of the others; of what they have made later it has nothing yet."""
         for process_set, record in zip(self._founding, agreed.founding, strict=True):
             _become(process_set, record)
@@ -207,7 +207,7 @@ class Sets:
         for process_set, origin in zip(self._pool, agreed.of_rule, strict=False):
             process_set.origin = origin
 
-    def _give_up_what_not_all_have(self, agreed: Told, context: Context) -> None:
+    def _give_up_what_not_all_have(self, agreed: KnownSets, context: Context) -> None:
         for process_set, record in zip(self._founding, agreed.founding, strict=True):
             if _record_of(process_set) != record:
                 _become(process_set, record)
@@ -250,11 +250,11 @@ class Sets:
         process_set.origin = process_set.origin or (context.world, process_set.process_set_id)
 
 
-def _record_of(process_set: ProcessSet) -> Record | None:
+def _record_of(process_set: ProcessSet) -> SetRecord | None:
     """None if it was removed, or was never added."""
-    return None if process_set.origin is None else Record(process_set.origin, process_set.peers)
+    return None if process_set.origin is None else SetRecord(process_set.origin, process_set.peers)
 
 
-def _become(process_set: ProcessSet, record: Record | None) -> None:
+def _become(process_set: ProcessSet, record: SetRecord | None) -> None:
     process_set.origin, process_set.peers = record or (None, ())
     process_set.process_set_id, process_set.world, process_set.lost = None, 0, ""

@@ -16,7 +16,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allgather
 from ringtrain.elastic import balance
-from ringtrain.elastic.standing import Stage, Standing, Training
+from ringtrain.elastic.standing import ReleaseStage, Standing, Training
 from ringtrain.errors import InvalidArgumentError
 
 _SPEEDS = "ringtrain.elastic.speeds"
@@ -124,7 +124,7 @@ class Shares:
         """
         if self._pace is None:
             return
-        has_drawn = own.stage != Stage.IDLE
+        has_drawn = own.stage != ReleaseStage.IDLE
         told = allgather_object((own.dealt_in, self._known.get(own.dealt_in)) if has_drawn else None, _DEALINGS)
         open_windows = [each for each in told if each is not None]
         for world, counts in open_windows:

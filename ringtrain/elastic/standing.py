@@ -9,7 +9,7 @@ from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.likeness import Outline
 
 
-class Stage(IntEnum):
+class ReleaseStage(IntEnum):
     """How far a rank is with the part behind the last one that it has released; the core's numbers."""
 
     IDLE = 0
@@ -22,7 +22,7 @@ class Standing(NamedTuple):
 
     holds_state: bool
     released: int
-    stage: Stage
+    stage: ReleaseStage
     dealt_in: int
     has_sets: bool
 
@@ -71,4 +71,4 @@ def set_of(places: CData, count: int) -> set[int] | None:
 
 def standing_of(row: list[int]) -> Standing:
     holds_state, released, stage, dealt_in, has_sets = row
-    return Standing(bool(holds_state), released, Stage(stage), dealt_in, bool(has_sets))
+    return Standing(bool(holds_state), released, ReleaseStage(stage), dealt_in, bool(has_sets))

@@ -13,7 +13,7 @@ from ringtrain._runtime import operations
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.stalls import long_phase
-from ringtrain.elastic.saving import LONGEST_SAVE, Folder, Plan, check_keep, check_names, is_plain, taken_from
+from ringtrain.elastic.saving import LONGEST_SAVE, Folder, SavingPlan, check_keep, check_names, is_plain, taken_from
 from ringtrain.elastic.values import StateValues
 from ringtrain.errors import InvalidArgumentError
 
@@ -41,7 +41,7 @@ class StateFiles:
 
     def __init__(self, state: SavedState, values: StateValues):
         self._state, self._values = state, values
-        self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
+        self._saves: tuple[Folder, SavingPlan, int] | None = None  # where, when, and how many files are kept
         self._random: Sequence[Any] | None = None  # random states of all ranks, from which they are to go on
 
     @property
@@ -67,7 +67,7 @@ class StateFiles:
                     f"save_every: values must be numbers, texts, arrays, or containers of these, but '{name}' is or has something "
                     f"else ({type(value).__name__}). Give what it counts instead."
                 )
-        plan = Plan(steps, minutes, self._state.step, monotonic(), epochs, self._state.epoch)
+        plan = SavingPlan(steps, minutes, self._state.step, monotonic(), epochs, self._state.epoch)
         self._saves = Folder(folder), plan, keep
 
     def _refuse_in_file(self) -> None:

@@ -31,7 +31,7 @@ from ringtrain._training.guard import Part, Result, awaited
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.sets import Sets
 from ringtrain.elastic.shares import Shares
-from ringtrain.elastic.standing import Stage, Standing, Training, set_of, standing_of
+from ringtrain.elastic.standing import ReleaseStage, Standing, Training, set_of, standing_of
 from ringtrain.elastic.vote import Vote
 from ringtrain.elastic.worlds import can_go_on, ends_world, let_all_know, next_world
 from ringtrain.errors import (
@@ -245,7 +245,7 @@ class Transaction:
 
         Now and then ranks tell how fast they are here, where shares follow that.
         """
-        if lib.rt_steps_stage(self._steps) != Stage.IDLE:
+        if lib.rt_steps_stage(self._steps) != ReleaseStage.IDLE:
             return False
         has_paused = self.vote.pauses
         if has_paused:

@@ -25,7 +25,7 @@ from ringtrain.errors import InternalError
 _TOLD, _COPIED, _COMMITTED = (f"ringtrain.elastic.rows.{each}" for each in ("told", "copied", "committed"))
 
 
-class _Told(NamedTuple):
+class _AtStart(NamedTuple):
     """What a rank says where a world begins.
 
     Attributes:
@@ -86,7 +86,7 @@ class CommittedRows:
         """Has all ranks go back to one commit if one has gone back; all call it where a world begins. Returns whether one has."""
         if not self._tables:
             return False
-        told = [_Told(*each) for each in allgather_object((self._last, self._has_gone_back), _TOLD)]
+        told = [_AtStart(*each) for each in allgather_object((self._last, self._has_gone_back), _TOLD)]
         agreed, goes_back = told[0].last, any(each.has_gone_back for each in told)
         if goes_back and agreed is not None and self._last is not None:
             if not (self._has_gone_back and self._last == agreed):

@@ -17,7 +17,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Max, allreduce
 from ringtrain._runtime.pending import Operation
-from ringtrain._training.adapter.hosts import Place, ranks_by_host
+from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
 from ringtrain._training.guard import under_way
 from ringtrain.elastic.followed import followed
 from ringtrain.embedding.dealing import Dealing
@@ -52,7 +52,7 @@ class Lines(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """Rows of a table, and what is kept of each beside.
 
     Attributes:
@@ -104,7 +104,7 @@ class KeepsRows(Protocol):
     dealing: Dealing
     replicas: int
     origin: Origin
-    kept: Kept | None
+    kept: KeptRows | None
     after_a_loss: str
     is_in_run: bool
 
@@ -131,10 +131,10 @@ class KeepsRows(Protocol):
     def rest(self) -> dict[str, Any]:
         """What is kept of the table as a whole."""
 
-    def take(self, kept: Kept) -> None:
+    def take(self, kept: KeptRows) -> None:
         """What is kept of the table is this from now on; it may be what it is already."""
 
-    def go_back_to(self, kept: Kept) -> None:
+    def go_back_to(self, kept: KeptRows) -> None:
         """What is kept of the table is what was, without gradients."""
 
     def begin_again(self, state: dict[str, Lines], rest: dict[str, Any]) -> None:
@@ -150,11 +150,11 @@ class _Told(NamedTuple):
         rank: in that world.
         layout: of that world.
         state: by name, shape and dtype of a line of what is kept of each row.
-        rest: as in ``Kept``.
+        rest: as in ``KeptRows``.
         fills: as the table has it.
     """
 
-    place: Place
+    place: RankPlace
     world: int | None
     rank: int | None
     layout: Layout | None
@@ -215,7 +215,7 @@ def copied(table: KeepsRows) -> Callable[[], None]:
     return go_back
 
 
-def kept_here(table: KeepsRows) -> Kept:
+def kept_here(table: KeepsRows) -> KeptRows:
     """What this rank keeps of a table in the present world: as it is, or as it has come to be; then collective.
 
     Raises:
@@ -226,12 +226,12 @@ def kept_here(table: KeepsRows) -> Kept:
     return _dealt(table)
 
 
-def _dealt(table: KeepsRows) -> Kept:
+def _dealt(table: KeepsRows) -> KeptRows:
     context, kept = current(), table.kept
     lines = table.lines()
     told = allgather_object(
         _Told(
-            place=Place(context.rank, context.local_rank, context.local_size, context.cross_rank),
+            place=RankPlace(context.rank, context.local_rank, context.local_size, context.cross_rank),
             world=None if kept is None else kept.world,
             rank=None if kept is None else kept.rank,
             layout=None if kept is None else kept.layout,
@@ -241,7 +241,7 @@ def _dealt(table: KeepsRows) -> Kept:
         ),
         f"embedding.{table.name}.kept",
     )
-    hosts = ranks_by_host([Place(*each.place) for each in told])
+    hosts = ranks_by_host([RankPlace(*each.place) for each in told])
     dealing = Dealing(table.dealing.rows, context.size, table.dealing.kind)
     layout = laid_out(dealing, hosts, table.replicas)
     holders = [each for each in told if each.world is not None]
@@ -275,7 +275,7 @@ def _origin_of_what_is_gone(table: KeepsRows, former: Layout, gone: list[int], t
     )
 
 
-def _begun(table: KeepsRows, layout: Layout, lines: dict[str, Lines]) -> Kept:
+def _begun(table: KeepsRows, layout: Layout, lines: dict[str, Lines]) -> KeptRows:
     """First values, or those of where rows come from; nobody has others."""
     rank = current().rank
     count = layout.count(rank)
@@ -293,7 +293,7 @@ def _begun(table: KeepsRows, layout: Layout, lines: dict[str, Lines]) -> Kept:
                 )
             state[key].rows.put(places, values)
             state[key].rows.let_go()
-    return Kept(current().world, layout, rank, rows, state, {**table.rest(), **table.origin.rest})
+    return KeptRows(current().world, layout, rank, rows, state, {**table.rest(), **table.origin.rest})
 
 
 def _fresh(table: KeepsRows, count: int, lines: Lines) -> Lines:
@@ -302,7 +302,7 @@ def _fresh(table: KeepsRows, count: int, lines: Lines) -> Lines:
     return lines._replace(rows=table.new_lines(count, array.shape[1], array.dtype, fresh))
 
 
-def _moved(table: KeepsRows, move: Move, lines: dict[str, Lines], holder: _Told, origin: Origin) -> Kept:
+def _moved(table: KeepsRows, move: Move, lines: dict[str, Lines], holder: _Told, origin: Origin) -> KeptRows:
     """What is left of all rows, where they are now. Lines and the rest are as one who keeps rows has them."""
     name, count = f"embedding.{table.name}.move", move.layout.count(move.rank)
     rows = table.new_rows(count, None)
@@ -319,7 +319,7 @@ def _moved(table: KeepsRows, move: Move, lines: dict[str, Lines], holder: _Told,
         spare = np.zeros((1, columns), to.array.dtype) if own is None else own.rows.array[-1:]
         to.put(np.array([count]), spare)
         state[key] = Lines(to, shape, None if own is None else own.fresh)
-    return Kept(current().world, move.layout, move.rank, rows, state, holder.rest)
+    return KeptRows(current().world, move.layout, move.rank, rows, state, holder.rest)
 
 
 def _carry(move: Move, name: str, to: Rows, former: Rows | None, make: Callable[[np.ndarray], np.ndarray]) -> None:

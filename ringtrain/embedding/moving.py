@@ -18,7 +18,7 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.embedding import checkpoints, optimizers
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
-from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
+from ringtrain.embedding.kept_rows import KeptRows, Lines, Origin, kept_here, surviving
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.sharing import check_elastic_use, on_all
@@ -56,7 +56,7 @@ class MovingRows:
     width: int
     rule: optimizers.RowOptimizer
     process_set: ProcessSet
-    kept: Kept | None
+    kept: KeptRows | None
     _op: int
     _rows: Rows
     _state: dict[str, Rows]
@@ -89,7 +89,7 @@ class MovingRows:
         """Rows that this rank owns; it may keep those of others behind them."""
         return 0 if self.is_elastic and self.kept is None else self.dealing.count(self.rank)
 
-    def as_table(self, kept: Kept | None = None) -> Table:
+    def as_table(self, kept: KeptRows | None = None) -> Table:
         """What an exchange must know, of what is kept in an elastic job; lets go of what is resident beyond the bound."""
         dealing, rows = (self.dealing, self._rows) if kept is None else (kept.layout.dealing, kept.rows)
         rows.let_go()
@@ -101,7 +101,7 @@ class MovingRows:
         """Rows of ids; they are re-dealt first if ranks have come or gone, and all that is held when all ranks hold it."""
         self.check_use()
 
-        def attempt() -> tuple[Kept, Trip]:
+        def attempt() -> tuple[KeptRows, Trip]:
             kept = kept_here(self)
             return kept, Trip([self.as_table(kept)], [ids], global_process_set)
 
@@ -219,18 +219,18 @@ class MovingRows:
         """How often rows were changed, and what gradients that wait are of."""
         return {_STEP: self.step, **{name: (each.passes, each.finite) for name, each in self._waiting().items()}}
 
-    def take(self, kept: Kept) -> None:
+    def take(self, kept: KeptRows) -> None:
         """What is kept of the table is this from now on; it may be what it is already."""
         if kept is self.kept:
             return
-        self.kept = Kept(kept.world, kept.layout, kept.rank, kept.rows, {}, {})
+        self.kept = KeptRows(kept.world, kept.layout, kept.rank, kept.rows, {}, {})
         self.dealing, self.rank, self._rows = kept.layout.dealing, kept.rank, kept.rows
         self._state = {name: kept.state[name].rows for name in self._state}
         self.step = kept.rest[_STEP]
         self._came, self._taken = (self._moved(kept, name) for name in (_CAME, _TAKEN))
         current().serving.add(self)
 
-    def go_back_to(self, kept: Kept) -> None:
+    def go_back_to(self, kept: KeptRows) -> None:
         """What is kept of the table is what was."""
         self.begin_without_rows()
         self.take(kept)
@@ -242,7 +242,7 @@ class MovingRows:
     def _waiting(self) -> dict[str, Waiting]:
         return {_CAME: self._came, _TAKEN: self._taken}
 
-    def _moved(self, kept: Kept, name: str) -> Waiting:
+    def _moved(self, kept: KeptRows, name: str) -> Waiting:
         passes, finite = kept.rest.get(name, (0, True))
         if name not in kept.state:
             return nothing(self.width, _DTYPE)

@@ -15,7 +15,7 @@ import numpy as np
 from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import allgather
 from ringtrain._runtime.process_sets import global_process_set
-from ringtrain.embedding.kept_rows import Kept, kept_here
+from ringtrain.embedding.kept_rows import KeptRows, kept_here
 from ringtrain.embedding.moves import Sums, with_copies
 from ringtrain.embedding.trips import Trip
 from ringtrain.errors import MismatchError, WorldChangedError
@@ -51,7 +51,7 @@ class RowGradients:
         self._tables: list[Any] = []
         self._waiting: list[_Waiting] = []
         self._reduced: list[_Reduced] = []  # held by this rank, and not released
-        self._kept: dict[Any, Kept] = {}  # by table: what is kept in the world in which they were reduced
+        self._kept: dict[Any, KeptRows] = {}  # by table: what is kept in the world in which they were reduced
 
     def __reduce__(self) -> tuple:
         """A copy of a table is nobody's."""
@@ -162,7 +162,7 @@ class SentAtOnce:
             table.add_gradient(*each, finite)
 
 
-def _again(waiting: _Waiting, kept: Sequence[Kept]) -> tuple[Trip, list[np.ndarray]]:
+def _again(waiting: _Waiting, kept: Sequence[KeptRows]) -> tuple[Trip, list[np.ndarray]]:
     """The trip in the present world, where rows have other owners, and the gradients in its order."""
     asked = waiting.trip.asked
     tables = [table.as_table(each) for table, each in zip(waiting.tables, kept, strict=True)]

@@ -27,7 +27,7 @@ from ringtrain.jax.library import TARGET
 _Tangent: TypeAlias = jax.Array | ad.Zero
 
 
-class Call(NamedTuple):
+class RequestAttributes(NamedTuple):
     """What a program says of an operation, beside the array.
 
     XLA runs small programs one instruction after the other, in an order that follows from the program. So programs must
@@ -68,7 +68,7 @@ class Call(NamedTuple):
     def __str__(self) -> str:
         return f"{self.operation} '{self.name or 'unnamed'}'"
 
-    def named(self, suffix: str) -> "Call":
+    def named(self, suffix: str) -> "RequestAttributes":
         """The same under a name that follows from this one."""
         return self._replace(name=self.name and self.name + suffix)
 
@@ -119,12 +119,12 @@ class Call(NamedTuple):
         return (place + 1) * (rows // self.members) + min(place + 1, rows % self.members)
 
 
-def collective(array: jax.Array, call: Call) -> jax.Array:
+def collective(array: jax.Array, call: RequestAttributes) -> jax.Array:
     """The result of an operation: part of a program while one is traced, and at once otherwise."""
     return _primitive.bind(array, call=call)
 
 
-def together(arrays: Sequence[jax.Array], call: Call) -> list[jax.Array]:
+def together(arrays: Sequence[jax.Array], call: RequestAttributes) -> list[jax.Array]:
     """The results of an allreduce of several arrays, as one operation; likewise."""
     return _group.bind(*arrays, call=call)
 
@@ -135,12 +135,12 @@ def in_reach(array: jax.Array) -> jax.Array | np.ndarray:
     return np.asarray(array) if is_on_host else array
 
 
-def _perform(array: jax.Array, *, call: Call) -> jax.Array:
+def _perform(array: jax.Array, *, call: RequestAttributes) -> jax.Array:
     result = jnp.asarray(getattr(operations, call.operation)(in_reach(array), **call.arguments()))
     return result if call.keeps else jnp.zeros_like(result)
 
 
-def _shape(array: ShapedArray, *, call: Call) -> ShapedArray:
+def _shape(array: ShapedArray, *, call: RequestAttributes) -> ShapedArray:
     if str(array.dtype) not in tables.DTYPES:
         raise UnsupportedError(
             f"{call}: expected a dtype of {', '.join(tables.DTYPES)} but found {array.dtype}. Cast it first."
@@ -149,14 +149,14 @@ def _shape(array: ShapedArray, *, call: Call) -> ShapedArray:
 
 
 def _differentiate(
-    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: Call
+    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: RequestAttributes
 ) -> tuple[jax.Array, _Tangent]:
     (array,), (tangent,) = primals, tangents
     result = collective(array, call)
     return result, _tangent(result, tangent, call)
 
 
-def _tangent(result: jax.Array, tangent: _Tangent, call: Call) -> _Tangent:
+def _tangent(result: jax.Array, tangent: _Tangent, call: RequestAttributes) -> _Tangent:
     if type(tangent) is ad.Zero:
         return ad.Zero.from_primal_value(result)
     if tables.OPERATIONS[call.operation].reduces:
@@ -164,7 +164,7 @@ def _tangent(result: jax.Array, tangent: _Tangent, call: Call) -> _Tangent:
     return collective(tangent, call.named(".tangent"))
 
 
-def _transpose(gradient: _Tangent, array: ad.UndefinedPrimal, *, call: Call) -> list[_Tangent]:
+def _transpose(gradient: _Tangent, array: ad.UndefinedPrimal, *, call: RequestAttributes) -> list[_Tangent]:
     """The gradient on its way back; ``ringtrain._training.adapter.adjoints`` says which, for every adapter."""
     if type(gradient) is ad.Zero:
         return [ad.Zero(array.aval)]
@@ -187,12 +187,12 @@ def _scattering_to(operation: str) -> str:
     return next(row.name for row in tables.OPERATIONS.values() if row.reduces and row.adjoint == operation)
 
 
-def _require_rows(dimensions: int, call: Call) -> None:
+def _require_rows(dimensions: int, call: RequestAttributes) -> None:
     if not dimensions:
         raise InvalidArgumentError(f"{call}: expected an array with at least one dimension but found a scalar.")
 
 
-def _batch(arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: Call) -> tuple[jax.Array, int]:
+def _batch(arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: RequestAttributes) -> tuple[jax.Array, int]:
     """The whole batch as one operation; where rows are exchanged, these stay the first dimension."""
     (array,), (dimension,) = arrays, dimensions
     if tables.OPERATIONS[call.operation].layout == "kWhole":
@@ -204,17 +204,17 @@ def _batch(arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: Call
 # ---- of several arrays ----
 
 
-def _perform_together(*arrays: jax.Array, call: Call) -> list[jax.Array]:
+def _perform_together(*arrays: jax.Array, call: RequestAttributes) -> list[jax.Array]:
     results = getattr(operations, f"grouped_{call.operation}")([in_reach(each) for each in arrays], **call.arguments())
     return [jnp.asarray(each) for each in results]
 
 
-def _shapes(*arrays: ShapedArray, call: Call) -> list[ShapedArray]:
+def _shapes(*arrays: ShapedArray, call: RequestAttributes) -> list[ShapedArray]:
     return [_shape(each, call=call) for each in arrays]
 
 
 def _differentiate_each(
-    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: Call
+    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, call: RequestAttributes
 ) -> tuple[list[jax.Array], list[_Tangent]]:
     """Tangents travel one by one: of many there are none."""
     results = together(primals, call)
@@ -223,7 +223,7 @@ def _differentiate_each(
 
 
 def _batch_each(
-    arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: Call
+    arrays: Sequence[jax.Array], dimensions: Sequence[int], *, call: RequestAttributes
 ) -> tuple[list[jax.Array], Sequence[int]]:
     return together(arrays, call), dimensions
 
@@ -231,13 +231,15 @@ def _batch_each(
 # ---- how they are compiled ----
 
 
-def _compile(context: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, call: Call) -> Sequence[mlir.ir.Value]:
+def _compile(
+    context: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, call: RequestAttributes
+) -> Sequence[mlir.ir.Value]:
     if call.name is not None:
         call = call._replace(name=names.claim_in_program(context.module_context.keepalives, call.name))
     return jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(context, *arrays, **call.attributes())
 
 
-def _refuse(context: mlir.LoweringRuleContext, *_arrays: mlir.ir.Value, call: Call) -> NoReturn:
+def _refuse(context: mlir.LoweringRuleContext, *_arrays: mlir.ir.Value, call: RequestAttributes) -> NoReturn:
     platforms = ", ".join(context.module_context.platforms)
     raise UnsupportedError(
         f"{call}: programs of JAX must be compiled for cpu, but this one is for {platforms}. Set JAX_PLATFORMS=cpu, or "

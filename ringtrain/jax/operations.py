@@ -24,7 +24,7 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_o
 from ringtrain._runtime.submission import preparing
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.jax import names
-from ringtrain.jax.collective import Call, collective, in_reach, together
+from ringtrain.jax.collective import RequestAttributes, collective, in_reach, together
 from ringtrain.jax.library import slots
 
 __all__ = ["allgather", "allreduce", "alltoall", "barrier", "broadcast", "grouped_allreduce", "reducescatter"]
@@ -193,7 +193,7 @@ def _call(
     postscale_factor: float = 1.0,
     compression: str = Compression.none,
     root_rank: int = -1,
-) -> Call:
+) -> RequestAttributes:
     """The arguments, checked, as a program says them."""
     if name is not None:
         check_name(name)
@@ -201,7 +201,7 @@ def _call(
     arguments.check_among(f"compression must be one of {', '.join(known)}", compression, known)
     ranks, own = members_of(process_set), current().rank
     root = arguments.root(root_rank)
-    return Call(
+    return RequestAttributes(
         operation=operation,
         name=names.claim(operation) if name is None else name,
         slot=slots.current(),

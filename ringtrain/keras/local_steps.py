@@ -15,7 +15,7 @@ from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.arrays import NUMPY
 from ringtrain._training.averaging.neighbours import set_of_this
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain._training.averaging.worker import AveragingPlan, ComparedSettings, Worker, require_local
 from ringtrain._training.drift import Settings
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import Session
@@ -93,7 +93,7 @@ class AveragedVariables:
     def _require_worker(self) -> Worker:
         """Makes it at the optimizer's first use, on all ranks together, and compares what they have set."""
         if self._made is None:
-            plan = Plan(self.mode.outer, self._compression, self.mode.within)
+            plan = AveragingPlan(self.mode.outer, self._compression, self.mode.within)
             compared = ComparedSettings(self._stepping_with, CALLED) if self.mode.compares else None
             worker = Worker(Session(self._process_set), self._period, plan, "optimizer", compared)
             worker.compare_terms()

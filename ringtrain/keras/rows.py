@@ -35,7 +35,7 @@ _Results = list[Any]  # gradients in their places; those of the anchors are tens
 _Noted = TypeVar("_Noted")
 
 
-class _Step(threading.local):
+class _StepUnderWay(threading.local):
     """The step that is being taken in this thread, or traced.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Step(threading.local):
         self.reductions: list[KerasReducer] = []
 
 
-_step = _Step()
+_step = _StepUnderWay()
 
 
 @contextmanager

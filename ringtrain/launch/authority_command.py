@@ -42,14 +42,14 @@ GATHER = 10.0  # seconds until the first world, once there are enough ranks
 @click.option("--state", default="", metavar="FILE", help="what an authority that is started again goes on from")
 @click.option(
     "--gather",
-    type=settings.Number(0, settings.LONGEST_SECONDS),
+    type=settings.NumberInRange(0, settings.LONGEST_SECONDS),
     default=GATHER,
     show_default=True,
     help="seconds from the moment in which there are MIN ranks to the first world, if MAX have not come",
 )
 @click.option(
     "--elastic-timeout",
-    type=settings.Number(1, settings.LONGEST_SECONDS),
+    type=settings.NumberInRange(1, settings.LONGEST_SECONDS),
     default=ELASTIC_SECONDS,
     show_default=True,
     help="seconds with less than MIN ranks until the job ends",
@@ -57,7 +57,7 @@ GATHER = 10.0  # seconds until the first world, once there are enough ranks
 @click.option("--reset-limit", type=settings.WholeNumber(min=0), default=0, help="worlds after the first (any number)")
 @click.option(
     "--grace",
-    type=settings.Number(0, settings.LONGEST_SECONDS),
+    type=settings.NumberInRange(0, settings.LONGEST_SECONDS),
     default=LAUNCHER_GRACE,
     show_default=True,
     help="seconds that ranks go on without an authority; then they end",

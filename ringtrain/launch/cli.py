@@ -199,7 +199,7 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
 )
 @click.option(
     "--start-timeout",
-    type=settings.Number(1, settings.LONGEST_SECONDS),
+    type=settings.NumberInRange(1, settings.LONGEST_SECONDS),
     default=30,
     show_default=True,
     help="seconds within which all hosts must be ready",

@@ -82,7 +82,7 @@ def comes_back(MPI: Any, memory: object) -> bool:
     return bool(received[0] == _SENT)
 
 
-class Number:
+class DeviceInteger:
     """One int32 at an address, as the CUDA array interface describes it."""
 
     def __init__(self, address: int):
@@ -107,7 +107,7 @@ def main() -> None:
     if claimed:
         with World(1) as world:
             memory = device_memory.allocate_on_device(world.contexts[0].native, 0, _BYTES)
-            print("came back" if comes_back(MPI, Number(memory.address)) else "was changed")
+            print("came back" if comes_back(MPI, DeviceInteger(memory.address)) else "was changed")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from ringtrain.launch.plan import Plan
 from ringtrain.launch.ranks import LOST, Rank
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.resume import TakenUp
-from ringtrain.launch.slots import Slots
+from ringtrain.launch.slots import SlotEngine
 from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.trials import Trials
 
@@ -45,7 +45,7 @@ class ElasticJob(Job):
     launcher was lost; None for one that begins.
     """
 
-    engine: Slots
+    engine: SlotEngine
     ends: ElasticEnds
 
     def __init__(
@@ -67,9 +67,9 @@ class ElasticJob(Job):
         self.news = ElasticNews(terminal, self._record.job, self._grace)
         self.setup.key = self._key if self._grace else ""
 
-    def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> Slots:
+    def agents_that_start(self, line: Sequence[str], words: Mapping[int, EngineStream]) -> SlotEngine:
         """The agents as the engine."""
-        slots = Slots(self.plan, line, self.agents, words)
+        slots = SlotEngine(self.plan, line, self.agents, words)
         slots.notices, slots.planned, slots.balances = self.rules.notices, self.rules.planned, self.rules.balances
         return slots
 

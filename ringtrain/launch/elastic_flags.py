@@ -24,7 +24,7 @@ BESIDE_RESUME = ("resume", "verbose")
 
 def options() -> list[click.Option]:
     """Those of our own; Horovod's stand in `settings`, since they are accepted without --elastic, too."""
-    seconds = settings.Number(0, settings.LONGEST_SECONDS)
+    seconds = settings.NumberInRange(0, settings.LONGEST_SECONDS)
     return [
         click.Option(
             ["--elastic"],

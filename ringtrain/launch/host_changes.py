@@ -16,7 +16,7 @@ from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent
-from ringtrain.launch.slots import Slots
+from ringtrain.launch.slots import SlotEngine
 from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.trials import Trial, Trials
 
@@ -27,7 +27,7 @@ class LedJob(Protocol):
     plan: Plan
     allocation: Allocation
     terminal: Terminal
-    engine: Slots
+    engine: SlotEngine
     authority: Authority
     news: ElasticNews
     has_begun: bool

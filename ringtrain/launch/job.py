@@ -27,7 +27,7 @@ from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.host_setup import Allocation, HostSetup
 from ringtrain.launch.job_output import JobOutput
-from ringtrain.launch.meeting import Answer, Meetings
+from ringtrain.launch.meeting import MeetingEnd, Meetings
 from ringtrain.launch.mpi import LaunchError, command_line
 from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
 from ringtrain.launch.output import EngineStream
@@ -266,7 +266,7 @@ class Job:
             rank.host = agent.host.name
             self._note_outcome(rank, facts["cleared"], rank.clock.there(time.monotonic()))
 
-    def _answer(self, answers: Iterable[Answer]) -> None:
+    def _answer(self, answers: Iterable[MeetingEnd]) -> None:
         """Tells ranks that have called init() how their meeting has ended: their hosts alone."""
         for answer in answers:
             for rank in answer.to if answer.ended else ():

@@ -16,7 +16,7 @@ from ringtrain._rendezvous.meeting import SECRET_BYTES, named, of_the_late
 LET_ALL_COME = "Let the program call init() on every rank before it ends, or start only as many ranks as do."
 
 
-class Answer(NamedTuple):
+class MeetingEnd(NamedTuple):
     """The end of a meeting: what is said, and the ranks that are there to hear it."""
 
     introduce: Introduce
@@ -52,7 +52,7 @@ class Meetings:
         """When the next meeting fails, if nobody comes."""
         return min((meeting.deadline for meeting in self._begun.values()), default=float("inf"))
 
-    def arrive(self, rank: int, arrival: Arrival, now: float) -> list[Answer]:
+    def arrive(self, rank: int, arrival: Arrival, now: float) -> list[MeetingEnd]:
         """A rank has come; the answer, if it was the last one, or waits for one that has ended."""
         key = tuple(arrival["ranks"])
         meeting = self._begun.setdefault(key, _Meeting(list(key) or list(range(self._size))))
@@ -72,12 +72,12 @@ class Meetings:
             if not meeting.came:
                 del self._begun[tuple(ranks)]
 
-    def end(self, rank: int) -> list[Answer]:
+    def end(self, rank: int) -> list[MeetingEnd]:
         """A rank has ended well, and comes no more."""
         self._ended.add(rank)
         return self._fail_those_that_wait_for_the_ended()
 
-    def expire(self, now: float) -> list[Answer]:
+    def expire(self, now: float) -> list[MeetingEnd]:
         """The answers for those that have waited long enough."""
         return [
             self._fail(key, f"{named(meeting.missing)} did not")
@@ -85,9 +85,9 @@ class Meetings:
             if now >= meeting.deadline
         ]
 
-    def _introduce(self, key: tuple[int, ...], meeting: _Meeting) -> Answer:
+    def _introduce(self, key: tuple[int, ...], meeting: _Meeting) -> MeetingEnd:
         self._epoch += 1
-        return Answer(
+        return MeetingEnd(
             {
                 "do": "introduce",
                 "ranks": list(key),
@@ -98,7 +98,7 @@ class Meetings:
             meeting.members,
         )
 
-    def _fail_those_that_wait_for_the_ended(self) -> list[Answer]:
+    def _fail_those_that_wait_for_the_ended(self) -> list[MeetingEnd]:
         ended = {key: [rank for rank in meeting.missing if rank in self._ended] for key, meeting in self._begun.items()}
         return [
             self._fail(key, f"{named(ranks)} ended before that, with exit code 0", LET_ALL_COME)._replace(
@@ -108,8 +108,8 @@ class Meetings:
             if ranks
         ]
 
-    def _fail(self, key: tuple[int, ...], what: str, advice: str = "") -> Answer:
+    def _fail(self, key: tuple[int, ...], what: str, advice: str = "") -> MeetingEnd:
         meeting = self._begun.pop(key)
         who = f"ranks {', '.join(map(str, key))}" if key else f"all {self._size} ranks"
         failure = of_the_late(who, meeting.seconds, what, advice)
-        return Answer({"do": "introduce", "ranks": list(key), "failure": failure}, list(meeting.came))
+        return MeetingEnd({"do": "introduce", "ranks": list(key), "failure": failure}, list(meeting.came))

@@ -20,7 +20,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Mode:
+class SendingMode:
     """One way of sending gradients between hosts.
 
     Attributes:
@@ -65,21 +65,21 @@ class Mode:
 
 # Those with less risk first.
 MODES = [
-    Mode("float32", "none: exact"),
-    Mode("bf16", "sums between hosts keep 8 significant bits", "bf16"),
-    Mode("fp16", "sums beyond 65504 become infinite", "fp16"),
-    Mode("int8", "8 bits, and the next step makes up for the loss", "int8"),
-    Mode("int4", "4 bits, likewise; compare the loss", "int4"),
-    Mode(
+    SendingMode("float32", "none: exact"),
+    SendingMode("bf16", "sums between hosts keep 8 significant bits", "bf16"),
+    SendingMode("fp16", "sums beyond 65504 become infinite", "fp16"),
+    SendingMode("int8", "8 bits, and the next step makes up for the loss", "int8"),
+    SendingMode("int4", "4 bits, likewise; compare the loss", "int4"),
+    SendingMode(
         "4 batches", "exact, for a batch 4 times larger: fewer steps", argument="backward_passes_per_step=4", batches=4
     ),
-    Mode(
+    SendingMode(
         "one step late",
         "the gradients of the step before; compare the loss",
         argument="mode=OneStepLate()",
         delays=True,
     ),
-    Mode(
+    SendingMode(
         "32 local steps",
         "another algorithm; compare the loss",
         argument="mode=LocalSteps(every=32)",
@@ -89,7 +89,7 @@ MODES = [
 ]
 
 
-LATE_INT8 = Mode(
+LATE_INT8 = SendingMode(
     "one step late, int8",
     "8 bits of the gradients of the step before; compare the loss",
     "int8",
@@ -123,19 +123,19 @@ class Expected:
         batch_seconds: of a batch, where a core is free to send.
     """
 
-    mode: Mode
+    mode: SendingMode
     bytes_sent: float
     sending_seconds: float
     codec_seconds: float
     batch_seconds: float
 
 
-def bytes_sent(model_bytes: float, hosts: int, mode: Mode) -> float:
+def bytes_sent(model_bytes: float, hosts: int, mode: SendingMode) -> float:
     """By each host, in one exchange of float32 gradients of so many bytes."""
     return 2 * (hosts - 1) / hosts * model_bytes / mode.shrinks
 
 
-def sending_seconds(mode: Mode, exact: float, latency: float, codec: float) -> float:
+def sending_seconds(mode: SendingMode, exact: float, latency: float, codec: float) -> float:
     """Of an exchange alone, if that of float32 takes ``exact``: the wire and the codec work at once, each chunk in turn."""
     waiting = min(exact, ROUNDS * latency)
     return max(waiting + (exact - waiting) / mode.shrinks, codec)
@@ -148,7 +148,7 @@ def expect(
     exact: float,
     latency: float,
     codecs: Mapping[str, float],
-    modes: Iterable[Mode] = MODES,
+    modes: Iterable[SendingMode] = MODES,
 ) -> list[Expected]:
     """What to expect of each mode.
 

@@ -15,7 +15,7 @@ from ringtrain.launch.agent.networks import LOSES_LARGE
 
 
 @dataclass(frozen=True)
-class Address:
+class HostAddress:
     """An address of one host, on which its agent listens. mtu: of its interface."""
 
     interface: str
@@ -71,7 +71,7 @@ MOST_THAT_ALL_CALL = 8  # hosts of which each calls all others
 
 # (from, to, address) -> "" if the host `from` reached the host `to` at the address, else why not; of those that were tried
 Reached = Mapping[tuple[str, str, str], str]
-Way = tuple[str, str, Address]  # who calls, who is called, and where
+Way = tuple[str, str, HostAddress]  # who calls, who is called, and where
 
 
 def callees(hosts: Sequence[str], news: Collection[str] = ()) -> dict[str, list[str]]:
@@ -92,7 +92,7 @@ def callees(hosts: Sequence[str], news: Collection[str] = ()) -> dict[str, list[
 
 
 def choose(
-    addresses: Mapping[str, Sequence[Address]],
+    addresses: Mapping[str, Sequence[HostAddress]],
     reached: Reached,
     others: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Chosen | str:
@@ -123,7 +123,7 @@ def choose(
     return _explain_large(losing) if losing else _explain(host, addresses, reached)
 
 
-def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
+def _shared(useful: Mapping[str, Sequence[HostAddress]]) -> Chosen:
     """All networks that are shared, of which each leads over a cable that no other before it does on all its hosts."""
     common = set.intersection(*({address.network for address in own} for own in useful.values()))
     networks: list[str] = []
@@ -142,11 +142,11 @@ def _shared(useful: Mapping[str, Sequence[Address]]) -> Chosen:
     return Chosen(tuple(networks), {host: tuple(sorted(names)) for host, names in interfaces.items()}, addresses)
 
 
-def _is_reached_by_all(host: str, address: Address, addresses: Mapping[str, object], reached: Reached) -> bool:
+def _is_reached_by_all(host: str, address: HostAddress, addresses: Mapping[str, object], reached: Reached) -> bool:
     return all(reached.get((other, host, address.address), "") == "" for other in addresses if other != host)
 
 
-def _ways_lost(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> int:
+def _ways_lost(host: str, addresses: Mapping[str, Sequence[HostAddress]], reached: Reached) -> int:
     """How many ways between this host and another there are none of, each direction counted."""
 
     def is_lost(one: str, other: str) -> bool:
@@ -158,7 +158,7 @@ def _ways_lost(host: str, addresses: Mapping[str, Sequence[Address]], reached: R
 # ---- large packets ----
 
 
-def _losing(addresses: Mapping[str, Sequence[Address]], reached: Reached) -> list[Way]:
+def _losing(addresses: Mapping[str, Sequence[HostAddress]], reached: Reached) -> list[Way]:
     """Wherever small packets pass and large ones do not."""
     return [
         (one, other, address)
@@ -177,7 +177,9 @@ def _subject(losing: Sequence[Way]) -> str:
     return f"host '{common.pop()}'" if len(common) == 1 else f"hosts '{','.join(sorted(hosts))}'"
 
 
-def _lossy(addresses: Mapping[str, Sequence[Address]], reached: Reached, networks: Sequence[str]) -> tuple[str, ...]:
+def _lossy(
+    addresses: Mapping[str, Sequence[HostAddress]], reached: Reached, networks: Sequence[str]
+) -> tuple[str, ...]:
     """A sentence for each network that is not among those chosen because large packets are lost there."""
     losing = _losing(addresses, reached)
     lossy = sorted({address.network for *_, address in losing} - set(networks))
@@ -211,7 +213,7 @@ def _explain_none(host: str, others: Sequence[str]) -> str:
     )
 
 
-def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Reached) -> str:
+def _explain(host: str, addresses: Mapping[str, Sequence[HostAddress]], reached: Reached) -> str:
     failed = [
         next((other, address) for other in addresses if other != host and reached.get((other, host, address.address)))
         for address in addresses[host]
@@ -230,16 +232,16 @@ def _explain(host: str, addresses: Mapping[str, Sequence[Address]], reached: Rea
     )
 
 
-def _has(own: Sequence[Address], address: Address) -> bool:
+def _has(own: Sequence[HostAddress], address: HostAddress) -> bool:
     return any(each.address == address.address for each in own)
 
 
-def _is_near(own: Sequence[Address], address: Address) -> bool:
+def _is_near(own: Sequence[HostAddress], address: HostAddress) -> bool:
     """Whether one of these addresses is in the network of the other."""
     return any(each.network == address.network for each in own)
 
 
-def _explain_versions(useful: Mapping[str, Sequence[Address]]) -> str:
+def _explain_versions(useful: Mapping[str, Sequence[HostAddress]]) -> str:
     listed = "; ".join(f"{host}: {', '.join(address.address for address in own)}" for host, own in useful.items())
     return (
         f"hosts '{','.join(useful)}': all must have an IPv4 address that the others reach, or all an IPv6 address, but "

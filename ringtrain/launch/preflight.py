@@ -23,7 +23,7 @@ from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostBusyError, HostError, HostNotThereError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.networks import Address, Chosen, callees, choose, names_loopback
+from ringtrain.launch.networks import Chosen, HostAddress, callees, choose, names_loopback
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.shells import SrunShell
@@ -47,7 +47,7 @@ class Tried(NamedTuple):
     """What has come of a test: where each host listens, what was reached, and addresses of each that may not be used."""
 
     listening: dict[str, Addresses]
-    addresses: dict[str, list[Address]]
+    addresses: dict[str, list[HostAddress]]
     reached: dict[tuple[str, str, str], str]
 
     @property
@@ -281,7 +281,7 @@ def _try_networks(agents: list[Agent], plan: Plan, deadline: float, beside: Besi
 
     try:
         listening = _of_each(everyone, listen)
-        addresses = {host: [Address(*each) for each in known["addresses"]] for host, known in listening.items()}
+        addresses = {host: [HostAddress(*each) for each in known["addresses"]] for host, known in listening.items()}
         called = callees(list(addresses), {agent.host.name for agent in agents} if beside.agents else ())
 
         def connect(agent: Agent) -> dict[tuple[str, str, str], str]:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code, 128 + n if signal n ended it."""
     name, names, command = arguments[0], arguments[1].split(","), arguments[3:]
     try:
-        agent = Agent(name, os.environ.get(names[0]))
+        agent = LocalAgent(name, os.environ.get(names[0]))
     except OSError as error:
         return refuse(f"the launcher's agent on {socket.gethostname()} cannot be reached: {error}")
     given = {**os.environ, **agent.environment}
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     environment, threads = commands.environment_of(given, [given[name] for name in names], name)
     if threads is not None:
         agent.tell({"omp_num_threads": threads})
-    child = Child(command, environment, agent)
+    child = CommandSession(command, environment, agent)
     agent.tell({"group": child.pid})
     status = child.wait(agent)
     agent.tell(
@@ -90,7 +90,7 @@ def refuse(why: str) -> int:
     return 125
 
 
-class Agent:
+class LocalAgent:
     """The launcher's agent on this host.
 
     Attributes:
@@ -131,10 +131,10 @@ class Agent:
             return True
 
 
-class Child:
+class CommandSession:
     """The rank's command, in a session of its own. What it started ends with it, and becomes this process's if its parent ends."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], agent: Agent):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], agent: LocalAgent):
         self.kill_at: float | None = None
         self.listeners: set[str] = set()  # of processes that are to be killed, and will remove nothing
         self.engine = pidfd_of(os.getppid())
@@ -150,7 +150,7 @@ class Child:
         for number in (*FORWARDED, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
 
-    def wait(self, agent: Agent) -> int:
+    def wait(self, agent: LocalAgent) -> int:
         """Waits for the command's end; returns its exit code, -n for signal n. Ends it if agent or engine are gone."""
         sources, engine = select.poll(), self.engine
         for source in filter(None, (self.wakeup, agent.socket.fileno(), engine)):

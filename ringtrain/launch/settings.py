@@ -39,7 +39,7 @@ class Setting:
         return self.flags[0].split("/")[0].lstrip("-").replace("-", "_")
 
 
-class Number(click.FloatRange):
+class NumberInRange(click.FloatRange):
     """A number within a range; neither "nan" nor "inf", which Python reads as numbers too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -100,7 +100,7 @@ def _to(variable: str, convert: Callable[[Any], object] = lambda value: value) -
 
 LEVELS = {"TRACE": "debug", "DEBUG": "debug", "INFO": "info", "WARNING": "warning", "ERROR": "error", "FATAL": "error"}
 SETTINGS = (
-    Setting(("--fusion-threshold-mb",), Number(0, 1 << 20), "most MB of tensors that are fused; 0 turns it off",
+    Setting(("--fusion-threshold-mb",), NumberInRange(0, 1 << 20), "most MB of tensors that are fused; 0 turns it off",
             _to("RINGTRAIN_FUSION_THRESHOLD_BYTES", lambda mb: int(mb * (1 << 20))), ("params", "fusion_threshold_mb")),
     Setting(("--cache-capacity",), WholeNumber(min=0), "names in the response cache; 0 turns it off",
             _to("RINGTRAIN_CACHE_CAPACITY"), ("params", "cache_capacity")),
@@ -116,9 +116,9 @@ SETTINGS = (
     Setting(("--stall-check/--no-stall-check",), click.BOOL, "report operations that some ranks do not submit (on)",
             lambda on: {} if on else {"RINGTRAIN_STALL_WARNING_SECONDS": "86400", "RINGTRAIN_STALL_ABORT_SECONDS": "0"},
             ("stall_check", "enabled")),
-    Setting(("--stall-check-warning-time-seconds",), Number(0.01, LONGEST_SECONDS), "after how long",
+    Setting(("--stall-check-warning-time-seconds",), NumberInRange(0.01, LONGEST_SECONDS), "after how long",
             _to("RINGTRAIN_STALL_WARNING_SECONDS"), ("stall_check", "warning_time_seconds")),
-    Setting(("--stall-check-shutdown-time-seconds",), Number(0, LONGEST_SECONDS), "after how long they fail; 0: never",
+    Setting(("--stall-check-shutdown-time-seconds",), NumberInRange(0, LONGEST_SECONDS), "after how long they fail; 0: never",
             _to("RINGTRAIN_STALL_ABORT_SECONDS"), ("stall_check", "shutdown_time_seconds")),
     Setting(("--log-level",), click.Choice(list(LEVELS), case_sensitive=False), "of the ranks' logger",
             _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),

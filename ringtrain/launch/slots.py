@@ -14,7 +14,7 @@ from ringtrain.launch.reach import Agent
 NOTICES, PLANNED, BALANCED = "RINGTRAIN_ELASTIC_NOTICE", "RINGTRAIN_ELASTIC_PLANNED", "RINGTRAIN_ELASTIC_BALANCED"
 
 
-class Slots(Agents):
+class SlotEngine(Agents):
     """The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to.
 
     Attributes:

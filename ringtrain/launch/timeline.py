@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ringtrain.launch.report import timelines
-from ringtrain.launch.report.findings import Link, find
+from ringtrain.launch.report.findings import Interconnect, find
 from ringtrain.launch.report.page import page
 from ringtrain.launch.report.reading import read
 from ringtrain.launch.report.steps import steps_of
@@ -40,7 +40,7 @@ def report(traces: tuple[Path, ...], output: Path, link_gbit: float | None, host
     try:
         files = list(dict.fromkeys(file for trace in traces for file in timelines.with_companions(trace)))
         steps = steps_of(read(files))
-        link = Link(link_gbit * 1e9 / 8, hosts or len(steps.traces)) if link_gbit else None
+        link = Interconnect(link_gbit * 1e9 / 8, hosts or len(steps.traces)) if link_gbit else None
         found = find(steps, link)
         text = page(steps, found, f"Timeline of {', '.join(trace.name for trace in traces)}")
         _write(output, text)

@@ -32,7 +32,7 @@ CLEAR = "\x1b[H\x1b[2J"
 
 
 @dataclass
-class Answer:
+class Moment:
     """What rank 0 says at a moment (seconds of the launcher's clock)."""
 
     at: float
@@ -46,7 +46,7 @@ class Answer:
 
 
 @dataclass
-class Pace:
+class RecentSteps:
     """Of the last steps that a record has whole; times in seconds.
 
     Attributes:
@@ -140,7 +140,7 @@ def _what_it_is(name: str) -> str:
     return printable(f"{_size_of(answer)}: {_program_of(answer)}")
 
 
-def _ask(process: int, name: str) -> Answer:
+def _ask(process: int, name: str) -> Moment:
     must = (
         f"process {process}: it must answer within {SECONDS_TO_ANSWER:g} s as rank 0 of a world of this release, but: "
     )
@@ -160,7 +160,7 @@ def printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
-def answer_of(text: bytes, at: float) -> Answer:
+def answer_of(text: bytes, at: float) -> Moment:
     """What a process has answered.
 
     Raises:
@@ -170,7 +170,7 @@ def answer_of(text: bytes, at: float) -> Answer:
     told = json.loads(text or b"{}")
     if "flight_record" not in told:
         raise NoWorldError("it has no world open in which it is rank 0")
-    return Answer(
+    return Moment(
         at=at,
         rank=told["rank"],
         size=told["size"],
@@ -182,7 +182,7 @@ def answer_of(text: bytes, at: float) -> Answer:
     )
 
 
-def pace_of(record: FlightRecord) -> Pace | None:
+def pace_of(record: FlightRecord) -> RecentSteps | None:
     """The steps in a record; None if no operation comes again often enough."""
     own = [each for each in record.operations if each.finished is not None and each.process_set == 0]
     if not own:
@@ -200,7 +200,7 @@ def pace_of(record: FlightRecord) -> Pace | None:
     if len(begins) < 2:
         return None
     times = [length(union(started[a:b], ended[a:b])) for a, b in pairwise(begins.tolist())]
-    return Pace(
+    return RecentSteps(
         len(times),
         float(submitted[begins[-1]] - submitted[begins[0]]) / len(times),
         float(np.median(times)),
@@ -208,7 +208,7 @@ def pace_of(record: FlightRecord) -> Pace | None:
     )
 
 
-def describe(before: Answer, now: Answer, process: int) -> list[str]:
+def describe(before: Moment, now: Moment, process: int) -> list[str]:
     """The lines that are shown of two answers, one after the other."""
     seconds = max(now.at - before.at, 1e-9)
     since = now.stats.since(before.stats)
@@ -242,11 +242,11 @@ def describe(before: Answer, now: Answer, process: int) -> list[str]:
     return lines
 
 
-def _size_of(answer: Answer) -> str:
+def _size_of(answer: Moment) -> str:
     return f"{answer.size} ranks on {answer.hosts} host{'s' if answer.hosts > 1 else ''}"
 
 
-def _program_of(answer: Answer) -> str:
+def _program_of(answer: Moment) -> str:
     return " ".join(answer.program.split())[:LONGEST_PROGRAM]  # a program of -c has lines
 
 
@@ -267,7 +267,7 @@ def _last_rank(since: Stats, record: FlightRecord) -> str:
     )
 
 
-def _awaited(now: Answer) -> str:
+def _awaited(now: Moment) -> str:
     """Whom a job waits for that stands still, as far as rank 0 knows."""
     record, stall = now.record, now.stall
     ended = max((each.finished or 0.0 for each in record.operations), default=0.0)

@@ -27,9 +27,11 @@ def made(pytorch: ModuleType, parts: ModuleType) -> Classes:
         pytorch: ``lightning.pytorch`` or ``pytorch_lightning``.
         parts: ``lightning.fabric`` or ``lightning_fabric``.
     """
-    place = type("RingtrainEnvironment", (environment.Place, parts.plugins.environments.ClusterEnvironment), {})
-    strategy = type("RingtrainStrategy", (trainer.Optimizers, pytorch.strategies.DDPStrategy), {"environment": place})
-    of_fabric = type("FabricStrategy", (fabric.Optimizers, parts.strategies.DDPStrategy), {"environment": place})
+    place = type("RingtrainEnvironment", (environment.ClusterPlace, parts.plugins.environments.ClusterEnvironment), {})
+    strategy = type(
+        "RingtrainStrategy", (trainer.TrainerOptimizers, pytorch.strategies.DDPStrategy), {"environment": place}
+    )
+    of_fabric = type("FabricStrategy", (fabric.FabricOptimizers, parts.strategies.DDPStrategy), {"environment": place})
     for each, registry in (
         (strategy, pytorch.strategies.StrategyRegistry),
         (of_fabric, parts.strategies.STRATEGY_REGISTRY),

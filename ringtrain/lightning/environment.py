@@ -15,7 +15,7 @@ from ringtrain.torch.distributed.meeting import find_address, told_address
 _BY_DEFAULT = 1  # what Trainer makes of devices="auto" on a CPU
 
 
-class Place:
+class ClusterPlace:
     """Of ranks that were started from outside. The first question opens the world.
 
     Example:
@@ -109,7 +109,7 @@ class Placed(_Strategy):
     """A strategy whose ranks are where ringtrain finds them, if a launcher has started them, and else where Lightning does.
 
     Attributes:
-        environment: a ``Place`` for Lightning.
+        environment: a ``ClusterPlace`` for Lightning.
     """
 
     environment: Any

@@ -19,7 +19,7 @@ _OF_LIGHTNING = {"accelerator", "parallel_devices", "cluster_environment", "chec
                  "start_method"}  # fmt: skip
 
 
-class Optimizers(Placed, _Strategy):
+class FabricOptimizers(Placed, _Strategy):
     """Makes the optimizers of ``fabric.setup`` those of ``ringtrain.torch``; otherwise as ``RingtrainStrategy``.
 
     Example:

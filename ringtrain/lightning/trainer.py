@@ -18,7 +18,7 @@ _OF_LIGHTNING = {"accelerator", "parallel_devices", "cluster_environment", "chec
                  "start_method"}  # fmt: skip
 
 
-class Optimizers(Placed, _Strategy):
+class TrainerOptimizers(Placed, _Strategy):
     """Trains with ``ringtrain.torch.DistributedOptimizer`` around the optimizers of the module.
 
     Example:

@@ -75,7 +75,7 @@ def run(
     ranks = context.defaultParallelism if num_proc is None else num_proc
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise InvalidArgumentError(f"spark.run: num_proc must be a whole number of at least 1, but is {ranks!r}.")
-    job = task.Job(
+    job = task.SparkJob(
         _pickled((fn, tuple(args), dict(kwargs or {}))), list(sys.path), secrets.token_bytes(SECRET_BYTES),
         _variables(env, nics), executable,
     )  # fmt: skip
@@ -100,7 +100,7 @@ _WEIGHTS = {"raised": 0, "died": 1, "lost a peer": 2}
 class _Stage:
     """The barrier stage of one run."""
 
-    def __init__(self, context: SparkContext, job: task.Job, ranks: int):
+    def __init__(self, context: SparkContext, job: task.SparkJob, ranks: int):
         self._context = context
         self._job = job
         self._ranks = ranks

@@ -22,7 +22,7 @@ from ringtrain.launch.agent.networks import free_port
 from ringtrain.launch.interpreter import module
 
 
-class Job(NamedTuple):
+class SparkJob(NamedTuple):
     """What all ranks are given.
 
     Attributes:
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
     code: int = 0
 
 
-class Place(NamedTuple):
+class TaskPlace(NamedTuple):
     """Where a rank is.
 
     Attributes:
@@ -76,7 +76,7 @@ class Place(NamedTuple):
     local_size: int
 
 
-def run(job: Job, failures: Any) -> Iterator[Outcome]:
+def run(job: SparkJob, failures: Any) -> Iterator[Outcome]:
     """The end of this task's rank; added to an accumulator, too, if it is not as hoped."""
     context = BarrierTaskContext.get()
     rank = context.partitionId()
@@ -93,7 +93,7 @@ def _said(rank: int) -> str:
     return "\n".join([socket.gethostname(), *map(str, ports)])
 
 
-def place_of(rank: int, addresses: Sequence[str], said: Sequence[str]) -> Place:
+def place_of(rank: int, addresses: Sequence[str], said: Sequence[str]) -> TaskPlace:
     """Pure.
 
     Args:
@@ -105,7 +105,7 @@ def place_of(rank: int, addresses: Sequence[str], said: Sequence[str]) -> Place:
     port, store_port = map(int, said[0].split("\n")[1:])
     host = _host_of(addresses[0])
     local = [other for other, name in enumerate(names) if name == names[rank]]
-    return Place(
+    return TaskPlace(
         rank=rank,
         size=len(said),
         host=host,
@@ -131,7 +131,7 @@ def _free_ports() -> list[int]:
     return [one, other]
 
 
-def _ended(job: Job, place: Place) -> Outcome:
+def _ended(job: SparkJob, place: TaskPlace) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="ringtrain-spark-") as name:
         folder = Path(name)
         call = pickle.dumps((in_world, (place, job.secret, job.call), {}))
@@ -156,7 +156,7 @@ def _kind(failure: bytes) -> str:
         return "raised"
 
 
-def _environment(job: Job, place: Place, folder: str) -> dict[str, str]:
+def _environment(job: SparkJob, place: TaskPlace, folder: str) -> dict[str, str]:
     """Of the rank: torchrun's variables, for functions that were written for it, and what finds the function."""
     return {
         **options.environment(),
@@ -172,7 +172,7 @@ def _environment(job: Job, place: Place, folder: str) -> dict[str, str]:
     }
 
 
-def in_world(place: Place, secret: bytes, pickled: bytes) -> Any:
+def in_world(place: TaskPlace, secret: bytes, pickled: bytes) -> Any:
     """The rank's function, in its world."""
     from ringtrain._bootstrap.start import init
 

@@ -40,7 +40,7 @@ _CHANGED = (
 )
 
 
-class _Memory:
+class _Agreements:
     """What the ranks have agreed on for graphs, by names and variables; of one slot, so graphs may outlive a world.
 
     Attributes:
@@ -96,7 +96,7 @@ class _Memory:
         self._told = told
 
 
-_memories: dict[int, _Memory] = {}
+_memories: dict[int, _Agreements] = {}
 
 
 def share() -> None:
@@ -149,11 +149,11 @@ def _listed(variables: Sequence[Source]) -> list[Parameter]:
     ]
 
 
-def _memory() -> _Memory:
+def _memory() -> _Agreements:
     slot, size = current_slot(), current().size
     lasts = membership.current() is not None
     if slot not in _memories or not (lasts or _memories[slot].size == size):
-        _memories[slot] = _Memory(size)
+        _memories[slot] = _Agreements(size)
     return _memories[slot]
 
 

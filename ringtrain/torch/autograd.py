@@ -54,7 +54,7 @@ class Forward:
     received: torch.Tensor | None = None
 
     @property
-    def row(self) -> tables.Operation:
+    def row(self) -> tables.OperationCode:
         """The operation's row in the tables."""
         return tables.OPERATIONS[self.operation.removeprefix("grouped_")]
 

@@ -12,7 +12,7 @@ import torch
 from ringtrain._training.plan import SteadySteps, assigned
 from ringtrain._training.presence import DENSE
 from ringtrain.torch.buckets import Bucket
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 from ringtrain.torch.tensors import DTYPE_IDS
 
 BUCKET_BYTES = 8 << 20  # that parameters share which were not grouped
@@ -126,13 +126,13 @@ def in_groups(groups: Sequence[Group], kinds: bytes, _: str = "") -> Iterator[Gr
             yield Group(_name_of(members), members)
 
 
-def _name_of(members: Sequence[Member]) -> str:
+def _name_of(members: Sequence[OptimizedParameter]) -> str:
     return f"{members[0].name} and {len(members) - 1} more"
 
 
 def _assigned(
     groups: Sequence[Group], kinds: bytes, most_bytes: int
-) -> Iterator[tuple[Group | None, list[Member] | None]]:
+) -> Iterator[tuple[Group | None, list[OptimizedParameter] | None]]:
     """Which members belong together: the given group, if they are one, and the members, if they can share a bucket."""
     members = {member.index: member for group in groups for member in group.members}
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 
 from ringtrain.errors import RingtrainError
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 from ringtrain.torch.passes import Passes
 
 
@@ -29,11 +29,11 @@ class Bursts:
         self.weight: Callable[[], int | None] = lambda: passes.items
         self._settings = settings
         self._passes = passes
-        self._gathered: list[tuple[Group, list[Member]]] = []
+        self._gathered: list[tuple[Group, list[OptimizedParameter]]] = []
         self._bytes = self._enough = 0
         self._problems: list[RingtrainError] = []  # what this rank had to refuse, or learned when it took results
 
-    def gather(self, member: Member, codes: bytes | bytearray) -> bool:
+    def gather(self, member: OptimizedParameter, codes: bytes | bytearray) -> bool:
         """Notes a gradient that is complete here; submits when there is enough for a burst. A big one leaves at once.
 
         Returns whether a burst has left.
@@ -56,7 +56,7 @@ class Bursts:
         for group, members in gathered:
             self.submit(group, members, waits)
 
-    def submit(self, group: Group, members: Sequence[Member], waits: bool = False) -> None:
+    def submit(self, group: Group, members: Sequence[OptimizedParameter], waits: bool = False) -> None:
         """Submits, and goes on after a refusal: the other ranks wait for the rest."""
         try:
             group.submit(members, self._settings, self._postscale, self.weight(), self.keeps_inputs, waits)

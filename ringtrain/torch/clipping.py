@@ -7,7 +7,7 @@ import torch
 from ringtrain._runtime.operations import Max, Sum, allreduce
 from ringtrain._runtime.process_sets import ProcessSet, id_of
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.torch.shards import Shard, is_shard
+from ringtrain.torch.shards import TableShard, is_shard
 
 
 def clip_grad_norm_(
@@ -60,18 +60,18 @@ def clip_grad_norm_(
     return norm
 
 
-def _of_all_ranks(shards: Iterable[Shard], p: float, process_set: ProcessSet) -> torch.Tensor:
+def _of_all_ranks(shards: Iterable[TableShard], p: float, process_set: ProcessSet) -> torch.Tensor:
     own = _combined([_power(shard, p) for shard in shards if shard.grad is not None], p)
     return torch.as_tensor(
         allreduce(own.numpy(), "clip_grad_norm", Max if p == float("inf") else Sum, process_set=process_set)
     )
 
 
-def _by_set(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[ProcessSet, list[Shard]]]:
+def _by_set(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[ProcessSet, list[TableShard]]]:
     """The shards, by the ranks that share them."""
-    sets: dict[int, tuple[ProcessSet, list[Shard]]] = {}
+    sets: dict[int, tuple[ProcessSet, list[TableShard]]] = {}
     for each in parameters:
-        if isinstance(each, Shard):
+        if isinstance(each, TableShard):
             members = each.process_set
             sets.setdefault(id_of(members), (members, []))[1].append(each)
     return sets.values()
@@ -81,7 +81,7 @@ def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
     """The sum of the p-th powers of a gradient, or the greatest, float64; entries of one row are added first."""
     if parameter.grad.is_sparse and not parameter.grad.is_coalesced():
         parameter.grad = parameter.grad.coalesce()
-    if not isinstance(parameter, Shard) and type(parameter.grad) is not torch.Tensor:
+    if not isinstance(parameter, TableShard) and type(parameter.grad) is not torch.Tensor:
         # One of which this rank has a part alone: the norm is that of all ranks.
         norm = torch.linalg.vector_norm(parameter.grad, p).double().cpu()
         return norm if p == float("inf") else norm**p
@@ -96,7 +96,7 @@ def _power(parameter: torch.Tensor, p: float) -> torch.Tensor:
 def _counted(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Numbers of a gradient that this rank counts: of rows that several ranks keep, those that it owns, and the spare one."""
     values = gradient._values() if gradient.is_sparse else gradient
-    if not isinstance(parameter, Shard) or parameter.table is None:
+    if not isinstance(parameter, TableShard) or parameter.table is None:
         return values
     places = gradient._indices()[0] if gradient.is_sparse else torch.arange(len(gradient))
     return values[(places < parameter.owned) | (places == len(parameter) - 1)]

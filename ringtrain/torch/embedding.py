@@ -26,7 +26,7 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_o
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain.embedding import initial
 from ringtrain.embedding.dealing import Dealing
-from ringtrain.embedding.kept_rows import Kept, Lines, Origin, kept_here, surviving
+from ringtrain.embedding.kept_rows import KeptRows, Lines, Origin, kept_here, surviving
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.sharing import check_elastic_use, check_sharing
@@ -34,7 +34,7 @@ from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.shards import Shard
+from ringtrain.torch.shards import TableShard
 
 _GRADIENT, _HAS_GRADIENT = "gradient", "has gradient"  # names that no optimizer uses
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -57,7 +57,7 @@ class _Sharded(torch.nn.Module):
         is_in_run: whether a ``TorchState`` in ``elastic.run`` has the table.
     """
 
-    weight: Shard
+    weight: TableShard
     after_a_loss = "Read them from a checkpoint, by load_tables with lost_only=True, or all of them;"
 
     def __init__(
@@ -93,7 +93,7 @@ class _Sharded(torch.nn.Module):
         self.name = name or f"table.{number}"
         self._dtype = _DTYPES[dtype]
         self.replicas = replicas
-        self.kept: Kept | None = None
+        self.kept: KeptRows | None = None
         self.fills_lost = self.has_unused_gradient = self.is_in_run = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._carrier: RowGradients | SentAtOnce | None = None
@@ -110,7 +110,7 @@ class _Sharded(torch.nn.Module):
         else:
             own, here, first = self.dealing, self.rank, self.origin.rows
             self._rows = self.new_rows(own.count(here), lambda places: first(own.ids(here, places)))
-        self.weight = Shard(torch.from_numpy(self._rows.array))
+        self.weight = TableShard(torch.from_numpy(self._rows.array))
         self.weight.process_set, self.weight.op = process_set, op
         self.weight.table = self if self.is_elastic else None
         self.weight.outline = f"rows of {(*self._terms, replicas)}"
@@ -130,7 +130,7 @@ class _Sharded(torch.nn.Module):
 
     # ---- exchanges ----
 
-    def as_table(self, kept: Kept | None = None) -> Table:
+    def as_table(self, kept: KeptRows | None = None) -> Table:
         """What an exchange must know, of what is kept in an elastic job; lets go of what is resident beyond the bound."""
         dealing, rows = (self.dealing, self._rows) if kept is None else (kept.layout.dealing, kept.rows)
         rows.let_go()
@@ -241,7 +241,7 @@ class _Sharded(torch.nn.Module):
         """As ``KeepsRows`` has it: what each rank was told to begin lost rows from."""
         return self.origin if all(told) else None
 
-    def take(self, kept: Kept) -> None:
+    def take(self, kept: KeptRows) -> None:
         """What is kept of the table is this from now on; it may be what it is already."""
         if kept is self.kept:
             return
@@ -265,7 +265,7 @@ class _Sharded(torch.nn.Module):
         if not lost_only:
             self.kept, self.has_unused_gradient = None, False
 
-    def go_back_to(self, kept: Kept) -> None:
+    def go_back_to(self, kept: KeptRows) -> None:
         """What is kept of the table is what was: rows, what the optimizer keeps of them, and no gradient."""
         self.optimizer_state().clear()
         self.has_unused_gradient = False
@@ -305,9 +305,9 @@ class _Sharded(torch.nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: dict[str, torch.Tensor], prefix: str, keep_vars: bool) -> None:
-        destination[f"{prefix}weight"] = Shard(self.rows(), requires_grad=False)
+        destination[f"{prefix}weight"] = TableShard(self.rows(), requires_grad=False)
         destination[f"{prefix}weight"].outline = self.weight.outline
-        destination[f"{prefix}shard"] = Shard(self._description(), requires_grad=False)
+        destination[f"{prefix}shard"] = TableShard(self._description(), requires_grad=False)
 
     def _description(self) -> torch.Tensor:
         kind = int(self.dealing.kind == "blocks")
@@ -511,7 +511,7 @@ def _trip_that_survives(modules: Sequence[_Sharded], ids: Sequence[np.ndarray]) 
     """In an elastic job: rows are re-dealt first if ranks have come or gone, and all that is held when all ranks hold it."""
     _check_use(modules)
 
-    def attempt() -> tuple[list[Kept], Trip]:
+    def attempt() -> tuple[list[KeptRows], Trip]:
         kept = [kept_here(module) for module in modules]
         tables = [module.as_table(each) for module, each in zip(modules, kept, strict=True)]
         return kept, Trip(tables, ids, global_process_set)

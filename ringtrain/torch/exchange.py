@@ -33,7 +33,7 @@ from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
 from ringtrain.torch.bucketing import Bucketing, Growth, growth_of_groups
 from ringtrain.torch.bursts import Bursts
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 from ringtrain.torch.members import MakeGroup, Members
 from ringtrain.torch.overlap import overlap_pays
 from ringtrain.torch.passes import Passes
@@ -203,7 +203,7 @@ class Exchange:
                 some_left |= self._take_in(self.members[index], part.nested)
             self._timetable.note(part, some_left)
 
-    def _take_in(self, member: Member, nested: bool) -> bool:
+    def _take_in(self, member: OptimizedParameter, nested: bool) -> bool:
         """Notes that a pass has added to a gradient; returns whether some leave now."""
         index, step = member.index, self.step
         if step.codes[index] == SETTLED:
@@ -243,7 +243,7 @@ class Exchange:
             else:
                 self._one_by_one.call(self.number, lambda: self.rounds.hold(Stage.PASS_ENDED))
 
-    def _begin_again(self, member: Member) -> None:
+    def _begin_again(self, member: OptimizedParameter) -> None:
         """A gradient that was settled comes anew: the step is over, unless it was added to what was reduced.
 
         To that only where reducing it once more leaves it as it is.
@@ -258,7 +258,7 @@ class Exchange:
             self._tell_what_passes_cost(member)
         self.rounds.open_again(reopened=asked or is_added)
 
-    def _tell_what_is_reduced_twice(self, member: Member) -> None:
+    def _tell_what_is_reduced_twice(self, member: OptimizedParameter) -> None:
         if not self._has_told_cost:  # ``p.grad.data.zero_()`` leaves no trace: so it is no error
             self._has_told_cost = True
             log.logger.warning(
@@ -272,7 +272,7 @@ class Exchange:
         setting = setting if self._beginning is None else "PowerSGD"
         return f"With {setting} the reduced part cannot be reduced again and stay what it is."
 
-    def _tell_what_passes_cost(self, member: Member) -> None:
+    def _tell_what_passes_cost(self, member: OptimizedParameter) -> None:
         if not self._has_told_cost:
             self._has_told_cost = True
             log.logger.warning(
@@ -286,7 +286,7 @@ class Exchange:
         """Whether gradients that are reduced, and so equal on all ranks, stay what they are when they are reduced again."""
         return self.settings.averages and self.passes.divisor == 1 and self._beginning is None
 
-    def _again(self, member: Member) -> str:
+    def _again(self, member: OptimizedParameter) -> str:
         return (
             f"backward '{member.name}': expected step() or zero_grad() after synchronize() but found a backward pass, whose "
             f"gradient was added to the reduced one. {self._what_counts_twice()} Use op=Average without it, or call synchronize() "
@@ -337,7 +337,7 @@ class Exchange:
         return None
 
 
-def too_many(member: Member, passes: Passes) -> str:
+def too_many(member: OptimizedParameter, passes: Passes) -> str:
     """What is wrong where a pass has come after the last one of a step."""
     return (
         f"backward '{member.name}': expected {passes.per_step} backward passes in a step but found another "

@@ -14,7 +14,7 @@ from ringtrain._binding import tables
 from ringtrain._binding.buffers import Buffer
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.pending import Operation
-from ringtrain._training.drift import Replica
+from ringtrain._training.drift import ComparedReplica
 from ringtrain._training.powersgd import Approximation, Memory, PowerSGD
 from ringtrain._training.presence import SETTLED
 from ringtrain._training.session import Session
@@ -51,9 +51,9 @@ class ReductionSettings:
     compressor: type[Compressor] | None = None
     sparse_as_dense: bool = False
     powersgd: PowerSGD | None = None
-    make_replica: Callable[[], Replica] | None = None
+    make_replica: Callable[[], ComparedReplica] | None = None
 
-    def replica(self) -> Replica | None:
+    def replica(self) -> ComparedReplica | None:
         """What is compared among the ranks of a world that is entered; None if replicas may differ."""
         return None if self.make_replica is None else self.make_replica()
 
@@ -88,7 +88,7 @@ class ReductionSettings:
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class OptimizedParameter:
     """A parameter of the optimizer, and what was reduced of it last.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Dense:
         approximation: of which a factor is sent; None if the gradient itself is.
     """
 
-    member: Member
+    member: OptimizedParameter
     gradient: torch.Tensor
     sent: torch.Tensor
     compression_context: object
@@ -215,15 +215,15 @@ class Group:
     """
 
     name: str
-    members: list[Member]
+    members: list[OptimizedParameter]
     bucket: Bucket | None = None
     submitted: bool = False
     _open_count: int = 0  # members that are not settled
     _ready_count: int = 0  # of these, members whose gradient is complete here
     _operation: Operation | None = None
     _dense: list[_Dense] = field(default_factory=list)
-    _sparse: list[tuple[Member, SparseAllreduce]] = field(default_factory=list)
-    _sparse_results: list[tuple[Member, torch.Tensor]] = field(default_factory=list)
+    _sparse: list[tuple[OptimizedParameter, SparseAllreduce]] = field(default_factory=list)
+    _sparse_results: list[tuple[OptimizedParameter, torch.Tensor]] = field(default_factory=list)
 
     def take_over(self) -> None:
         """Has the members travel in this group from now on."""
@@ -243,7 +243,7 @@ class Group:
         self._ready_count += 1
         return self._ready_count == self._open_count == len(self.members)
 
-    def unsettled(self, codes: bytes | bytearray) -> list[Member]:
+    def unsettled(self, codes: bytes | bytearray) -> list[OptimizedParameter]:
         """The members that are still to be reduced, by the codes of the step."""
         if self._open_count == len(self.members):
             return self.members
@@ -255,7 +255,7 @@ class Group:
 
     def submit(
         self,
-        members: Sequence[Member],
+        members: Sequence[OptimizedParameter],
         how: ReductionSettings,
         postscale: float,
         weight: int | None = None,
@@ -349,7 +349,7 @@ class Group:
 
     def _submit_dense(
         self,
-        members: Sequence[Member],
+        members: Sequence[OptimizedParameter],
         how: ReductionSettings,
         postscale: float,
         weight: int | None,
@@ -382,7 +382,7 @@ class Group:
             compression=how.compression, weight=weight, waits=waits,
         )  # fmt: skip
 
-    def _all_in_bucket(self, members: Sequence[Member]) -> bool:
+    def _all_in_bucket(self, members: Sequence[OptimizedParameter]) -> bool:
         """Whether the bucket can travel as a whole: not if some of it is settled, or comes on no rank in this step."""
         return self.bucket is not None and len(members) == len(self.members)
 
@@ -395,11 +395,13 @@ class Group:
         self._dense = [_Dense(member, member.parameter.grad, member.parameter.grad, None) for member in self.members]
         return [bucket.flat]
 
-    def _prepare(self, members: Sequence[Member], how: ReductionSettings) -> list[torch.Tensor]:
+    def _prepare(self, members: Sequence[OptimizedParameter], how: ReductionSettings) -> list[torch.Tensor]:
         self._dense = [_prepare(member, how) for member in members]
         return [each.sent for each in self._dense]
 
-    def _submit_sparse(self, member: Member, how: ReductionSettings, postscale: float, weight: int | None) -> None:
+    def _submit_sparse(
+        self, member: OptimizedParameter, how: ReductionSettings, postscale: float, weight: int | None
+    ) -> None:
         operation = SparseAllreduce(
             how.session.context,
             member.parameter.grad,
@@ -425,7 +427,7 @@ def dense_gradient(gradient: torch.Tensor, name: str, how: ReductionSettings) ->
     return gradient.detach()
 
 
-def _prepare(member: Member, how: ReductionSettings) -> _Dense:
+def _prepare(member: OptimizedParameter, how: ReductionSettings) -> _Dense:
     gradient = member.parameter.grad
     dense = gradient.to_dense() if gradient.is_sparse else gradient
     if dense.layout is not torch.strided:
@@ -442,7 +444,7 @@ def _prepare(member: Member, how: ReductionSettings) -> _Dense:
         return _Dense(member, gradient, values_of(sent), compression_context)
 
 
-def _approximated(member: Member, memory: Memory, gradient: torch.Tensor, dense: torch.Tensor) -> _Dense:
+def _approximated(member: OptimizedParameter, memory: Memory, gradient: torch.Tensor, dense: torch.Tensor) -> _Dense:
     with torch.no_grad():
         if not memory.is_exact:
             approximation = Approximation(memory, dense)

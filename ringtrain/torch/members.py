@@ -9,9 +9,9 @@ from ringtrain._training.powersgd import Beginning, Memory
 from ringtrain._training.trained import Parameter
 from ringtrain.torch.arrays import TORCH
 from ringtrain.torch.bucketing import Bucketing
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 
-MakeGroup = Callable[[str, list[Member]], Group]
+MakeGroup = Callable[[str, list[OptimizedParameter]], Group]
 
 
 class Members:
@@ -36,15 +36,15 @@ class Members:
         self._beginning = beginning
         self._make_group = make_group
         self._names: dict[torch.Tensor, str] = {}  # prefix not included
-        self._members: list[Member] = []
+        self._members: list[OptimizedParameter] = []
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[OptimizedParameter]:
         return iter(self._members)
 
-    def __getitem__(self, index: int) -> Member:
+    def __getitem__(self, index: int) -> OptimizedParameter:
         return self._members[index]
 
     def rename(self, prefix: str) -> None:
@@ -91,7 +91,7 @@ class Members:
     def _group_of(self, parameters: Sequence[torch.Tensor], number: int) -> Group:
         first = len(self._members)
         self._members += [
-            Member(parameter, self.name_of(parameter), index, memory=self._memory_of(parameter))
+            OptimizedParameter(parameter, self.name_of(parameter), index, memory=self._memory_of(parameter))
             for index, parameter in enumerate(parameters, first)
         ]
         return self._make_group(self._group_name(number, parameters), self._members[first:])

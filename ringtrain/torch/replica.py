@@ -15,7 +15,7 @@ import torch
 from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._training.adapter import checks
 from ringtrain._training.adapter.numbering import Number
-from ringtrain._training.drift import Named, Replica, Settings, Words, flat_settings
+from ringtrain._training.drift import ComparedReplica, Named, Settings, Words, flat_settings
 from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.watch import Forms, Watch
 from ringtrain.torch import parameters
@@ -28,11 +28,11 @@ _Number = float | list[float] | None
 _HOW = {"params", "foreach", "fused", "capturable", "differentiable"}  # how an update is computed, not what comes of it
 
 
-def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], Replica]:
+def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], ComparedReplica]:
     """Makes one for each world that the optimizer comes into. It does not keep the optimizer alive."""
     settings, parameters = settings_of(optimizer), parameters_of(optimizer)
     forms = _forms_of(parameters)
-    return lambda: Replica(settings, parameters, forms.digest, forms.on_host, CALLED, forms.processor)
+    return lambda: ComparedReplica(settings, parameters, forms.digest, forms.on_host, CALLED, forms.processor)
 
 
 class StepComparison:

@@ -13,7 +13,7 @@ from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain.errors import InvalidArgumentError
 
 
-class Shard(torch.nn.Parameter):
+class TableShard(torch.nn.Parameter):
     """This rank's rows of a table, and a spare row behind them that no id asks for.
 
     The spare row's gradient carries bad news: it is infinite on all ranks where any rank's gradients of the table are not
@@ -33,7 +33,7 @@ class Shard(torch.nn.Parameter):
     table: torch.nn.Module | None = None
     owned: int = 0
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Shard":
+    def __deepcopy__(self, memo: dict[int, object]) -> "TableShard":
         copied = super().__deepcopy__(memo)
         copied.process_set, copied.op, copied.outline = self.process_set, self.op, self.outline
         return copied
@@ -41,7 +41,7 @@ class Shard(torch.nn.Parameter):
 
 def is_shard(tensor: object) -> bool:
     """Whether other ranks have other rows in this tensor."""
-    return isinstance(tensor, Shard)
+    return isinstance(tensor, TableShard)
 
 
 def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -51,7 +51,7 @@ def replicated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def check_op_of_shards(trained: Iterable[torch.Tensor], op: int) -> None:
     """Raises InvalidArgumentError where an optimizer would combine the tables' gradients otherwise than they are."""
-    shards = [each for each in trained if isinstance(each, Shard)]
+    shards = [each for each in trained if isinstance(each, TableShard)]
     if any(shard.op != op for shard in shards):
         raise InvalidArgumentError(
             f"DistributedOptimizer: op must be that of the sharded embeddings it trains, {_named(shards[0].op)}, but is "

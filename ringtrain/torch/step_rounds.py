@@ -20,7 +20,7 @@ from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import wait_for
 from ringtrain.torch.bucketing import Bucketing
 from ringtrain.torch.bursts import Bursts
-from ringtrain.torch.gradients import Group, Member, ReductionSettings
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 from ringtrain.torch.members import Members
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.step import Step
@@ -65,7 +65,7 @@ class StepRounds:
         self._joins = 0  # of the world, when they were counted last
         self._has_unused_results = False  # gradients were reduced, and no step has used them so far
         self._turns = -1  # of the core's residuals, when results were released last
-        self._filled: list[Member] = []  # given zeros for the round under way
+        self._filled: list[OptimizedParameter] = []  # given zeros for the round under way
 
     # ---- worlds ----
 
@@ -195,7 +195,7 @@ class StepRounds:
             return self._rounds.announce(codes, stage, waits=waits)
         return self._rounds.announce(codes, stage, beginning.says, waits, beginning.is_exact)
 
-    def _code_of(self, member: Member, stage: Stage) -> int:
+    def _code_of(self, member: OptimizedParameter, stage: Stage) -> int:
         """The code of a parameter whose gradient no hook has completed."""
         gradient = member.parameter.grad
         frozen = 0 if member.parameter.requires_grad else FROZEN
@@ -209,7 +209,7 @@ class StepRounds:
             return frozen | MISSING
         return frozen | (SPARSE_64 if gradient.is_sparse else DENSE)
 
-    def _is_new(self, member: Member) -> bool:
+    def _is_new(self, member: OptimizedParameter) -> bool:
         """Whether what lies in a gradient is more than the result of the step before."""
         if self.step.reopened:
             return self._passes.has_come(member.index) or not member.is_result()

@@ -139,7 +139,7 @@ def load_dense_state_dict(model: torch.nn.Module, values: Mapping[str, object]) 
 # ---- all tables of a training, behind one step ----
 
 
-class Part(NamedTuple):
+class TrainedTable(NamedTuple):
     """A table of a training.
 
     Attributes:
@@ -153,18 +153,18 @@ class Part(NamedTuple):
     optimizer: torch.optim.Optimizer | None
 
 
-def parts_of(values: Mapping[str, object]) -> list[Part]:
+def parts_of(values: Mapping[str, object]) -> list[TrainedTable]:
     """The tables in some modules, each once, with those of the optimizers beside them that train them."""
     optimizers = [value for value in values.values() if isinstance(value, torch.optim.Optimizer)]
-    found: dict[int, Part] = {}
+    found: dict[int, TrainedTable] = {}
     for name, module in values.items():
         if isinstance(module, torch.nn.Module):
             for place, table in tables_in(module):
-                found.setdefault(id(table), Part(f"{name}.{place}", table, _trainer_of(table, optimizers)))
+                found.setdefault(id(table), TrainedTable(f"{name}.{place}", table, _trainer_of(table, optimizers)))
     return list(found.values())
 
 
-def save_parts(parts: Sequence[Part], folder_of: Callable[[str], Path]) -> Path:
+def save_parts(parts: Sequence[TrainedTable], folder_of: Callable[[str], Path]) -> Path:
     """Writes several tables, as they are in one world, into a folder of their own; all ranks call it.
 
     Args:
@@ -192,7 +192,7 @@ def save_parts(parts: Sequence[Part], folder_of: Callable[[str], Path]) -> Path:
     return folder
 
 
-def load_parts(parts: Sequence[Part], folder: str | os.PathLike) -> str | None:
+def load_parts(parts: Sequence[TrainedTable], folder: str | os.PathLike) -> str | None:
     """Takes this rank's rows of what ``save_parts`` has written; returns why it cannot. It asks no other rank."""
 
     def read() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ringtrain._training import terms
-from ringtrain._training.adapter.hosts import Place, ranks_by_host
-from ringtrain._training.averaging.meeting import Said, Stage, agreed, terms_differ
+from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
+from ringtrain._training.averaging.meeting import AveragingRow, AveragingStage, agreed, terms_differ
 from ringtrain._training.averaging.outer import Outer, advance
 from ringtrain._training.averaging.period import Period, factor_of
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -117,9 +117,9 @@ def test_outer_optimizers_that_cannot_be(arguments, text):
 def rows(*changes, **all_have):
     """What ranks say; each change is that of one rank."""
     usual = {
-        "stage": Stage.STEP, "terms": 1, "terms_bytes": 9, "start": 0, "round": 3, "steps": 4, "samples": 4, "counted": 0,
+        "stage": AveragingStage.STEP, "terms": 1, "terms_bytes": 9, "start": 0, "round": 3, "steps": 4, "samples": 4, "counted": 0,
     } | all_have  # fmt: skip
-    return [Said(rank, **(usual | change)) for rank, change in enumerate(changes)]
+    return [AveragingRow(rank, **(usual | change)) for rank, change in enumerate(changes)]
 
 
 def test_ranks_that_agree():
@@ -128,9 +128,9 @@ def test_ranks_that_agree():
 
 
 def test_ranks_without_data_weigh_what_they_have_done():
-    known = agreed(rows({"stage": Stage.JOIN, "steps": 1, "samples": 1}, {}), [0, 1], "x")
+    known = agreed(rows({"stage": AveragingStage.JOIN, "steps": 1, "samples": 1}, {}), [0, 1], "x")
     assert known == (2, 5, False, 0)
-    assert agreed(rows({"samples": 0}, {}, stage=Stage.JOIN), [0, 1], "x").is_last
+    assert agreed(rows({"samples": 0}, {}, stage=AveragingStage.JOIN), [0, 1], "x").is_last
 
 
 def test_who_has_nothing_need_not_have_counted():
@@ -143,7 +143,7 @@ def test_who_has_nothing_need_not_have_counted():
      "and 5 on rank 1"),
     (({}, {"round": 2}, {}), "number of synchronisations so far must be the same on all ranks, but is 3 on ranks 0, 2 and "
      "2 on rank 1"),
-    (({}, {"stage": Stage.BEGIN}), "what ranks wait for must be the same on all ranks, but is to average on rank 0 and "
+    (({}, {"stage": AveragingStage.BEGIN}), "what ranks wait for must be the same on all ranks, but is to average on rank 0 and "
      "to begin on rank 1"),
     (({}, {"start": 7}), "digest of parameters and outer momentum at the beginning must be the same"),
     (({}, {"counted": 1}), "what workers are weighed by must be the same on all ranks, but is steps on rank 0 and samples "
@@ -186,6 +186,6 @@ def test_ranks_of_each_host(hosts):
     for number, ranks in enumerate(hosts):
         for local_rank, rank in enumerate(ranks):
             before = sum(len(other) > local_rank for other in hosts[:number])
-            places.append(Place(rank, local_rank, len(ranks), before))
+            places.append(RankPlace(rank, local_rank, len(ranks), before))
     assert ranks_by_host(places) == hosts
     assert ranks_by_host(places[::-1]) == hosts

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ringtrain._training.averaging.fragments import Fragments, merged
-from ringtrain._training.averaging.meeting import Agreed, Said, Stage, agreed, decoded
+from ringtrain._training.averaging.meeting import Agreed, AveragingRow, AveragingStage, agreed, decoded
 from ringtrain._training.averaging.period import Period
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
@@ -107,13 +107,13 @@ def test_merging(dtype):
 # ---- meetings ----
 
 
-def row(rank, stage=Stage.STEP, **said):
+def row(rank, stage=AveragingStage.STEP, **said):
     usual = {"terms": 1, "terms_bytes": 9, "start": 0, "round": 3, "steps": 4, "samples": 4, "counted": 0}
-    return Said(**{"rank": rank, "stage": stage, **usual, **said})
+    return AveragingRow(**{"rank": rank, "stage": stage, **usual, **said})
 
 
 def test_a_rank_without_data_weighs_what_it_has_done_of_the_part_that_the_others_average():
-    joined = row(1, Stage.JOIN, part=0, weights=3, samples=99)
+    joined = row(1, AveragingStage.JOIN, part=0, weights=3, samples=99)
     numbers = [*row(0, part=2), *joined, 7, 8, 9, *row(2, part=2)]
     rows = decoded(numbers)
     assert [said.samples for said in rows] == [4, 9, 4]
@@ -122,7 +122,14 @@ def test_a_rank_without_data_weighs_what_it_has_done_of_the_part_that_the_others
 
 def test_of_ranks_without_data_each_says_the_part():
     rows = decoded(
-        [*row(0, Stage.JOIN, part=1, weights=2), 5, 6, *row(1, Stage.JOIN, part=1, weights=2, steps=9), 7, 8]
+        [
+            *row(0, AveragingStage.JOIN, part=1, weights=2),
+            5,
+            6,
+            *row(1, AveragingStage.JOIN, part=1, weights=2, steps=9),
+            7,
+            8,
+        ]
     )
     assert agreed(rows, [0, 1], "x") == Agreed(2, 14, True, 1)
 

@@ -112,7 +112,7 @@ def test_each_number_of_ranks_has_a_figure_and_a_link_a_floor():
     results.append(result("ringtrain-tcp-fp16", 0.5, bytes=1000, floor_seconds=0.5))
     two, four = plot.figures_of(document("wire", *results, *[{**each, "np": 4} for each in results]))
     assert (two.title, four.title) == ("wire, 2 ranks", "wire, 4 ranks")
-    assert two.lines[-1] == plot.Line("floor of the link", {1000: 1.0, 2000: 2.0}, True)
+    assert two.lines[-1] == plot.Series("floor of the link", {1000: 1.0, 2000: 2.0}, True)
 
 
 def test_steps_become_bars_beside_the_floor():

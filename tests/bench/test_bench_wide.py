@@ -60,7 +60,10 @@ def test_a_kind_says_what_it_is_and_what_tcp_can_get_of_it() -> None:
 
 @on_lines
 def test_a_line_has_its_delay_and_its_rate() -> None:
-    with hosts.Network(dict.fromkeys(NAMES, "eth0"), useless=None) as network, Line(network, Kind(20, 40)) as line:
+    with (
+        hosts.NamespaceNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
+        Line(network, Kind(20, 40)) as line,
+    ):
         raw = lines.raw_rate(line, network[NAMES[0]], network[NAMES[1]])
         assert 0.040 <= raw.round_trip_seconds < 0.150
         assert raw.rate < 1.02 * line.kind.payload_rate
@@ -69,7 +72,10 @@ def test_a_line_has_its_delay_and_its_rate() -> None:
 @on_lines
 def test_a_line_loses_the_share_that_it_says() -> None:
     count = 2000
-    with hosts.Network(dict.fromkeys(NAMES, "eth0"), useless=None) as network, Line(network, Kind(100, 2, 10)) as line:
+    with (
+        hosts.NamespaceNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
+        Line(network, Kind(100, 2, 10)) as line,
+    ):
         to = line.addresses[NAMES[1]]
         receiver = network[NAMES[1]].start(sys.executable, "-c", RECEIVER, to, stdout=subprocess.PIPE, text=True)
         assert receiver.stdout is not None

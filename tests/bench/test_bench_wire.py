@@ -34,7 +34,7 @@ def test_cores_are_shared_out_equally() -> None:
 
 @on_links
 def test_a_host_with_cores_of_its_own_uses_no_others() -> None:
-    with hosts.Network({"node-a": "eth0", "node-b": "eth0"}, useless=None, cores_apart=True) as network:
+    with hosts.NamespaceNetwork({"node-a": "eth0", "node-b": "eth0"}, useless=None, cores_apart=True) as network:
         for host in network.hosts.values():
             used = f"import os; print(sorted(os.sched_getaffinity(0)) == {list(host.cores or os.sched_getaffinity(0))})"
             seen = host.run("ssh", "-o", "StrictHostKeyChecking=no", host.name, sys.executable, "-c", f"'{used}'")

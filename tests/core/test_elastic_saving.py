@@ -7,7 +7,7 @@ import pytest
 
 import ringtrain as rt
 import ringtrain.elastic
-from ringtrain.elastic.saving import Folder, Plan
+from ringtrain.elastic.saving import Folder, SavingPlan
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.testing import World
 
@@ -124,7 +124,7 @@ def test_values_keep_their_kinds(tmp_path):
 
 def test_rank_0_is_asked_for_the_time_every_ten_seconds():
     """At a hundred steps a second, and more often where a file is due soon; whoever joins does so at the same steps."""
-    plan, step, looks = Plan(None, 1.0, 0, 0.0), 0, []
+    plan, step, looks = SavingPlan(None, 1.0, 0, 0.0), 0, []
     while step < 7000:
         step += 1
         if plan.asks_at(step):
@@ -132,6 +132,6 @@ def test_rank_0_is_asked_for_the_time_every_ten_seconds():
             if plan.hear(step, step / 100, plan.answer(step, step / 100)):
                 break
     assert step == 6000 and len(looks) < 25 and max(np.diff(looks)) == 1000, looks
-    other = Plan(None, 1.0, 0, 0.0)
+    other = SavingPlan(None, 1.0, 0, 0.0)
     other.progress = plan.progress
     assert [other.asks_at(at) for at in (6000, 6001)] == [plan.asks_at(at) for at in (6000, 6001)] == [False, True]

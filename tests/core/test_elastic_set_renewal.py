@@ -10,14 +10,14 @@ import ringtrain as rt
 import ringtrain.elastic
 from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import Peer, current
-from ringtrain.elastic.sets import Record, Sets, Told, loss, ranks_left, shared
+from ringtrain.elastic.sets import KnownSets, SetRecord, Sets, loss, ranks_left, shared
 from ringtrain.elastic.transaction import Part, Transaction
 from ringtrain.elastic.worlds import can_go_on
 from ringtrain.errors import InvalidArgumentError, ProcessSetLostError, WorldChangedError
 from ringtrain.testing import World
 
 A, B, C, D = (Peer(name * 32, "here", slot) for slot, name in enumerate("abcd"))
-PAIR, OTHERS = Record((1, 1), (A, B)), Record((1, 2), (B, C))
+PAIR, OTHERS = SetRecord((1, 1), (A, B)), SetRecord((1, 2), (B, C))
 
 
 def halves(size):
@@ -90,17 +90,17 @@ def begin(ranks, sets, number=1):
 
 def test_what_all_have_alike_goes_on():
     """What one has added more than another is no set of all; where a script's beginning has added it, it is torn."""
-    one = Told(True, (PAIR, None), (OTHERS,), ((1, 3), (2, 4)))
-    other = Told(True, (PAIR, OTHERS), (), ((1, 3),))
-    nobody = Told(False, (None, None), (PAIR,), ())
-    assert shared([one, other, nobody]) == Told(True, (PAIR, Record((0, 0), (B, C))), (), ((1, 3),))
+    one = KnownSets(True, (PAIR, None), (OTHERS,), ((1, 3), (2, 4)))
+    other = KnownSets(True, (PAIR, OTHERS), (), ((1, 3),))
+    nobody = KnownSets(False, (None, None), (PAIR,), ())
+    assert shared([one, other, nobody]) == KnownSets(True, (PAIR, SetRecord((0, 0), (B, C))), (), ((1, 3),))
     assert shared([nobody, one, one]) == one
 
 
 def test_a_loss_names_the_set_and_who_is_gone():
-    assert loss(Record((1, 2), (A, C)), [C, A, D]) == ""
+    assert loss(SetRecord((1, 2), (A, C)), [C, A, D]) == ""
     assert ranks_left([A, C], [C, A, D]) == [0, 1]
-    assert loss(Record((1, 2), (A, B, C)), [C]) == (
+    assert loss(SetRecord((1, 2), (A, B, C)), [C]) == (
         "process set 2: all of its members must live, but the one in slot 0 of host 'here' and the one in slot 1 of host "
         "'here' are gone. Add it again on all ranks, for those that are left; or have State(process_sets=...) make sets for "
         "each world."
@@ -166,7 +166,7 @@ def test_a_rank_that_joins_takes_the_sets_of_the_others_by_place():
                 assert rank.made[name].process_set_id is None
         rank.go_on()
         assert rank.made["removed"].process_set_id is None
-        assert rank.made["lost"].lost == loss(Record((1, 3), (A, B)), [A, C, D])
+        assert rank.made["lost"].lost == loss(SetRecord((1, 3), (A, B)), [A, C, D])
         later = total(rank.made["later"]) if "later" in rank.made else "not made here"
         ids = [each.process_set_id for each in rank.sets.of_rule]
         return rank.made["pair"].process_set_id, total(rank.made["pair"]), later, ids, [*map(total, rank.sets.of_rule)]

@@ -328,13 +328,13 @@ def test_two_processes_that_are_rank_0_are_told_in_the_same_words(
     """Whoever of them has left the note that others read; by address the second one cannot listen."""
     meets = place(kind, tmp_path)
     is_there = threading.Event()
-    write = {"folder": by_files.Folder, "store": stores.Store}[kind].write
+    write = {"folder": by_files.FolderBoard, "store": stores.Store}[kind].write
 
     def note(board: object, name: str, value: object) -> None:
         write(board, name, value)
         is_there.set()
 
-    monkeypatch.setattr({"folder": by_files.Folder, "store": stores.Store}[kind], "write", note)
+    monkeypatch.setattr({"folder": by_files.FolderBoard, "store": stores.Store}[kind], "write", note)
     present = [0, 0, *others]
 
     def come(call: introducing.Call) -> object:
@@ -409,7 +409,7 @@ def test_a_rank_0_that_others_cannot_call_is_told_so(monkeypatch: pytest.MonkeyP
 
 def test_rank_0_leaves_the_notes_of_others_alone(tmp_path: Path) -> None:
     """Its process ends while another rank 0 waits in the same folder."""
-    former, later = (by_note.Noted(by_files.Folder(tmp_path / "meet"), HERE, b"") for _ in range(2))
+    former, later = (by_note.Noted(by_files.FolderBoard(tmp_path / "meet"), HERE, b"") for _ in range(2))
     for each in (former, later):
         listeners, _ = each.listen()
         for listener in listeners:
@@ -434,7 +434,7 @@ def test_a_folder_may_go_while_a_rank_looks_at_it(tmp_path: Path, monkeypatch: p
                 raise FileExistsError(17, "File exists")
 
     monkeypatch.setattr(Path, "mkdir", goes)
-    folder = by_files.Folder(path)
+    folder = by_files.FolderBoard(path)
     assert len(taken) == 3 and path.is_dir()
     path.rmdir()
     folder.write("rank-0", {"a": 1})

@@ -118,7 +118,7 @@ def test_the_launcher_hears_the_same_however_it_arrives(examples: int, monkeypat
     @many(examples, greeting=st.text(max_size=20), messages=MESSAGES, places=CUTS)
     def check(greeting: str, messages: list[tuple[dict, bytes | None]], places: list[int]) -> None:
         sent.clear()
-        mouth = host_side.Launcher()
+        mouth = host_side.LauncherEnd()
         for facts, data in messages:
             mouth.tell(facts, data)
         ear = object.__new__(Agent)
@@ -140,7 +140,7 @@ def test_the_launcher_hears_the_same_however_it_arrives(examples: int, monkeypat
 def test_an_agent_hears_the_same_however_it_arrives(examples: int) -> None:
     @many(examples, requests=st.lists(FACTS, max_size=6), places=CUTS)
     def check(requests: list[dict], places: list[int]) -> None:
-        ear = object.__new__(host_side.Launcher)
+        ear = object.__new__(host_side.LauncherEnd)
         ear.pending = bytearray()
         heard = []
         for piece in cut(b"".join(json.dumps(facts).encode() + b"\n" for facts in requests), places):

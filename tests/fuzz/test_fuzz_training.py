@@ -14,7 +14,7 @@ from training import torch_script, with_torch
 from training.torch_script import SCRIPTS, Pass, Script, Turn
 from training.with_torch import FUZZER
 
-from ringtrain.torch.gradients import Member, ReductionSettings
+from ringtrain.torch.gradients import OptimizedParameter, ReductionSettings
 from ringtrain.torch.modes.sharded_gradients import SentGradient, SentGradients
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.step import Step
@@ -39,7 +39,7 @@ def test_many_scripts_end_as_in_one_process() -> None:
 
 # Each is a fault that was there once, or might be.
 PLANTS = {
-    "a rank that did not use a parameter counts nothing": (Member, "fill", lambda member, sparse: None),
+    "a rank that did not use a parameter counts nothing": (OptimizedParameter, "fill", lambda member, sparse: None),
     "a step that another rank has opened again stays closed": (Step, "is_open_elsewhere", lambda step, agreed: False),
     "no_sync() sends": (Passes, "silence", lambda passes: nullcontext()),
     "an average is a sum": (ReductionSettings, "name", "sum"),

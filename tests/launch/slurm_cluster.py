@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 
-from ringtrain.bench.hosts import Host, Network, find_program
+from ringtrain.bench.hosts import NamespaceHost, NamespaceNetwork, find_program
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "salloc", "munged", "mungekey")
 PMIX = "/usr/lib/*/pmix2/lib/libpmix.so"  # by this name Slurm's plug-in loads it
@@ -51,7 +51,7 @@ def missing() -> str:
 class Cluster:
     """A cluster on all hosts of a network, with two cores a node. `environment` is what its commands run with."""
 
-    def __init__(self, network: Network):
+    def __init__(self, network: NamespaceNetwork):
         self.folder = network.folder / "slurm"
         self.hosts = list(network.hosts.values())
         self.controller = self.hosts[0]
@@ -84,7 +84,7 @@ class Cluster:
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         subprocess.run([find_program("mungekey"), "--create", f"--keyfile={self.folder}/munge.key"], check=True)
 
-    def _start(self, host: Host, program: str, *arguments: str) -> None:
+    def _start(self, host: NamespaceHost, program: str, *arguments: str) -> None:
         """Starts a daemon, which goes into the background by itself."""
         done = host.run(find_program(program), *arguments, env=self.environment, stdin=subprocess.DEVNULL)
         if done.returncode:

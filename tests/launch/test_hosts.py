@@ -12,18 +12,18 @@ from pathlib import Path
 import needs
 import pytest
 
-from ringtrain.bench.hosts import Network
+from ringtrain.bench.hosts import NamespaceNetwork
 
 pytestmark = needs.hosts
 
 
 @pytest.fixture(scope="module")
 def network():
-    with Network({"node-a": "eth0", "node-b": "ens5"}, rate="80mbit") as made:
+    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5"}, rate="80mbit") as made:
         yield made
 
 
-def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: Network) -> None:
+def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: NamespaceNetwork) -> None:
     Path(f"/dev/shm/mark-{os.getpid()}").touch()
     try:
         assert [network[name].run("hostname").stdout for name in ("node-a", "node-b")] == ["node-a\n", "node-b\n"]
@@ -35,12 +35,12 @@ def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: Net
         Path(f"/dev/shm/mark-{os.getpid()}").unlink()
 
 
-def test_hosts_reach_each_other_by_ssh(network: Network) -> None:
+def test_hosts_reach_each_other_by_ssh(network: NamespaceNetwork) -> None:
     done = network["node-a"].run("ssh", "-o", "StrictHostKeyChecking=accept-new", "node-b", "/bin/hostname")
     assert done.stdout == "node-b\n", done.stderr
 
 
-def test_links_have_the_rate_that_was_asked_for(network: Network) -> None:
+def test_links_have_the_rate_that_was_asked_for(network: NamespaceNetwork) -> None:
     """8 MB at 80 Mbit/s take 0.8 s; without a shaper some milliseconds."""
     script = "import socket, time\n"
     receive = (

@@ -223,7 +223,7 @@ def test_what_a_rank_says_is_taken_once_when_another_ends_in_the_same_round(monk
     own, rank = socket.socketpair()
     ends, end = os.pipe()
     with agent._selector, own, rank:
-        agent._ranks[own] = connections.Rank()
+        agent._ranks[own] = connections.ConnectedRank()
         agent._selector.register(ends, selectors.EVENT_READ, lambda: (os.read(ends, 1), agent.hear_all_out()))
         agent._selector.register(own, selectors.EVENT_READ, lambda: agent._hear(own))
         keys = agent._selector.get_map()

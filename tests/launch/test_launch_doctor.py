@@ -15,7 +15,7 @@ from ringtrain.bench import hosts
 from ringtrain.launch.doctor_advice import advise, floor_seconds, modes
 from ringtrain.launch.doctor_report import report
 from ringtrain.launch.examine import interfaces_in_use, part_to_measure, seconds_of_all
-from ringtrain.launch.modes import MODES, Mode, streaming_batch_seconds
+from ringtrain.launch.modes import MODES, SendingMode, streaming_batch_seconds
 
 ROOT = Path(__file__).parents[2]
 GIGABIT = 119e6  # bytes per second
@@ -342,7 +342,7 @@ def test_fewer_bytes_gain_nothing_where_latency_or_the_codec_decides() -> None:
 
 def test_what_does_not_overlap_follows_the_last_batch() -> None:
     """As averages between many batches of one's own do."""
-    local = Mode(
+    local = SendingMode(
         "32 local steps", "another algorithm", argument="mode=LocalSteps(every=32)", batches=32, overlaps=False
     )
     assert local.batch_seconds(0.48, 0.85) == pytest.approx(0.48 + 0.85 / 32)
@@ -358,7 +358,7 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
     written = tmp_path / "found.json"
     ranks = {"node-a": 1, "node-b": 2} | ({"node-c": 1} if mpi == "tcp" else {})
     interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
-    with hosts.Network({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
+    with hosts.NamespaceNetwork({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
         if mpi == "tcp":
             network.slow_down("node-c", "40mbit", to="node-a")
         done = network["node-a"].run(

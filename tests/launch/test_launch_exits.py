@@ -384,7 +384,7 @@ def test_an_agent_hears_a_rank_out_that_has_ended_in_the_same_moment_as_another(
     agent._ranks, agent._launcher, agent._selector = {}, Told(), selectors.DefaultSelector()
     for number in range(2):
         ours, theirs = socket.socketpair()
-        agent._ranks[ours] = connections.Rank()
+        agent._ranks[ours] = connections.ConnectedRank()
         agent._ranks[ours].number, agent._ranks[ours].has_ended = number, True
         agent._selector.register(
             ours, selectors.EVENT_READ, lambda ours=ours: (agent._hear(ours), agent.hear_all_out())

@@ -61,7 +61,9 @@ def test_results_come_in_rank_order(mpi: str, tmp_path: Path) -> None:
 
 
 @needs.hosts
-def test_the_function_travels_to_other_hosts_and_its_results_back(tmp_path: Path, three_hosts: hosts.Network) -> None:
+def test_the_function_travels_to_other_hosts_and_its_results_back(
+    tmp_path: Path, three_hosts: hosts.NamespaceNetwork
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SUMS.replace("**KEYWORDS", "hosts='node-b:1,node-c:2'"))
     done = three_hosts["node-a"].run(

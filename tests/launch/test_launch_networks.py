@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import needs
 import pytest
 
-from ringtrain.bench.hosts import Network
+from ringtrain.bench.hosts import NamespaceNetwork
 from ringtrain.launch import mpich, openmpi, preflight
 from ringtrain.launch.agent import networks
 from ringtrain.launch.agent.events import call_ready
@@ -36,7 +36,7 @@ from ringtrain.launch.agent.networks import (
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi import Installation, LaunchError
-from ringtrain.launch.networks import Address, Chosen, callees, choose
+from ringtrain.launch.networks import Chosen, HostAddress, callees, choose
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import Beside
 
@@ -44,11 +44,11 @@ OPEN_MPI = Installation("Open MPI v5", "", openmpi, "")
 MPICH = Installation("MPICH Version: 5", "", mpich, "")
 
 
-def address(interface: str, text: str, prefix: int = 24) -> Address:
-    return Address(interface, text, prefix, 20000)
+def address(interface: str, text: str, prefix: int = 24) -> HostAddress:
+    return HostAddress(interface, text, prefix, 20000)
 
 
-def reach(addresses: dict[str, list[Address]], *blocked: tuple[str, str], why: str = "refused") -> dict:
+def reach(addresses: dict[str, list[HostAddress]], *blocked: tuple[str, str], why: str = "refused") -> dict:
     """Every host reaches every address of the others, but for those blocked: (from, address); docker0 never is."""
     return {
         (one, other, each.address): "refused" if each.interface == "docker0" else why * ((one, each.address) in blocked)
@@ -216,7 +216,7 @@ print(json.dumps(networks.connect_all(json.loads(sys.argv[1]))))
 """
 
 
-def reached(network: Network, caller: str, called: str) -> dict[str, str]:
+def reached(network: NamespaceNetwork, caller: str, called: str) -> dict[str, str]:
     """What the agent of one host finds at each address of another one, by interface."""
     path = {"env": {"PYTHONPATH": str(Path(__file__).parents[2])}, "text": True}
     listener = network[called].start(
@@ -230,7 +230,7 @@ def reached(network: Network, caller: str, called: str) -> dict[str, str]:
 
 
 @needs.hosts
-def test_agents_see_that_a_path_loses_large_packets(three_hosts: Network) -> None:
+def test_agents_see_that_a_path_loses_large_packets(three_hosts: NamespaceNetwork) -> None:
     with three_hosts.losing_large("node-b"):
         assert reached(three_hosts, "node-a", "node-b")["ens5"] == LOSES_LARGE
         assert reached(three_hosts, "node-b", "node-a")["eth0"] == LOSES_LARGE

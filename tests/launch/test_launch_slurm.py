@@ -15,7 +15,7 @@ from environments import EACH_MPI, EACH_STARTER, python_with, transport_of
 from slurm_cluster import Cluster
 
 from ringtrain.bench import hosts
-from ringtrain.bench.hosts import Network
+from ringtrain.bench.hosts import NamespaceNetwork
 
 pytestmark = [pytest.mark.long, needs.hosts, needs.machine(slurm_cluster.missing())]
 PATIENCE = 90.0
@@ -32,7 +32,7 @@ PLACES = ["node-a 0 0 4.0", "node-a 1 1 4.0", "node-b 2 0 4.0", "node-c 3 0 4.0"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Network({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as network:
+    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as network:
         made = Cluster(network)
         made.environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1",
                              "RINGTRAIN_TRANSPORT": "auto"}  # fmt: skip

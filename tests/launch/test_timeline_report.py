@@ -23,7 +23,7 @@ from worlds import World
 import ringtrain as rt
 from ringtrain.launch import timeline
 from ringtrain.launch.report import timelines
-from ringtrain.launch.report.findings import COMPUTING, Findings, Link, find
+from ringtrain.launch.report.findings import COMPUTING, Findings, Interconnect, find
 from ringtrain.launch.report.lateness import BEHIND, where_late
 from ringtrain.launch.report.page import page
 from ringtrain.launch.report.reading import parse, read
@@ -93,7 +93,7 @@ def steps_in(traces: list[bytes]) -> Steps:
     return steps_of([trace for text in traces for trace in parse(text)])
 
 
-def findings_in(traces: list[bytes], link: Link | None = None) -> Findings:
+def findings_in(traces: list[bytes], link: Interconnect | None = None) -> Findings:
     return find(steps_in(traces), link)
 
 
@@ -218,7 +218,7 @@ def test_where_the_time_of_a_step_goes():
 
 
 def test_the_floor_of_a_link():
-    found = findings_in(job(2, 10), Link(rate=(TENSORS << 20) / 1e-3, hosts=2))
+    found = findings_in(job(2, 10), Interconnect(rate=(TENSORS << 20) / 1e-3, hosts=2))
     assert found.floor == pytest.approx(1000) and found.floor_share == pytest.approx(1000 / (TENSORS * 510), rel=0.01)
 
 

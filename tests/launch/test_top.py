@@ -17,7 +17,7 @@ from environments import rank_environment, ringtrainrun
 from ringtrain._runtime import inquiries
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch.report.verdicts import number_text, time_text
-from ringtrain.launch.top import Answer, answer_of, describe, pace_of
+from ringtrain.launch.top import Moment, answer_of, describe, pace_of
 from ringtrain.launch.top import top as top_command
 
 NOW = 1_700_000_000.0
@@ -40,7 +40,7 @@ def flown(number: int, name: str, submitted: float, started: float, finished: fl
 
 def answer(
     at: float, remembered: list[dict], lateness: tuple[str, ...] = (), stall: list | None = None, **counters: int
-) -> Answer:
+) -> Moment:
     told = told_of(remembered, at, lateness=lateness, stall=stall, counters={**COUNTERS, **counters})
     return answer_of(json.dumps(told).encode(), at)
 

@@ -32,7 +32,7 @@ from ringtrain._training.presence import SPARSE_64 as SPARSE
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch import bucketing, exchange
 from ringtrain.torch.buckets import Bucket
-from ringtrain.torch.gradients import Group, Member
+from ringtrain.torch.gradients import Group, OptimizedParameter
 
 pytestmark = pytest.mark.least_ranks(2)
 
@@ -311,7 +311,9 @@ def groups_of(*shapes, dtype=torch.float32):
     for number, of_group in enumerate(shapes):
         group = Group(f"group {number}", [])
         for shape in of_group:
-            group.members.append(Member(torch.zeros(shape, dtype=dtype), f"parameter {index}", index, group))
+            group.members.append(
+                OptimizedParameter(torch.zeros(shape, dtype=dtype), f"parameter {index}", index, group)
+            )
             index += 1
         groups.append(group)
     return groups

@@ -13,11 +13,11 @@ import torch
 import ringtrain.torch as hvd
 from ringtrain import elastic
 from ringtrain._bootstrap import membership
-from ringtrain.elastic.saving import Plan
+from ringtrain.elastic.saving import SavingPlan
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
 from ringtrain.torch import hooks
-from ringtrain.torch.elastic.checkpoints import Folder
+from ringtrain.torch.elastic.checkpoints import TorchFolder
 from ringtrain.torch.elastic.schedules import schedules_of
 from ringtrain.torch.gradients import take_place
 from ringtrain.torch.hooks import number_anew
@@ -328,7 +328,7 @@ def test_a_file_with_values_of_another_shape_is_named(alone, tmp_path):
         model = torch.nn.Linear(3, width)
         return hvd.elastic.State(model=model, optimizer=distributed(model))
 
-    Folder(tmp_path).write(8, state(2)._values(None), keep=1)
+    TorchFolder(tmp_path).write(8, state(2)._values(None), keep=1)
     newest = tmp_path / "step-000000000008.pt"
     with pytest.raises(
         InvalidArgumentError, match=f"values of 'model' in {newest} to be .* \\(RuntimeError: .*size mismatch"
@@ -360,8 +360,8 @@ def test_files_of_another_training_are_not_taken_for_its_own(alone, tmp_path):
     state.save_every(tmp_path, steps=2)
     with pytest.raises(InvalidArgumentError, match="no file behind step 0, .* but found .*step-000000000008.pt"):
         next(state.epochs(1))
-    Folder(tmp_path).write(7, {}, keep=1)
-    assert Folder(tmp_path).steps() == [7, 8]
+    TorchFolder(tmp_path).write(7, {}, keep=1)
+    assert TorchFolder(tmp_path).steps() == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_a_file_that_is_never_due_is_refused(given, alone, tmp_path):
 
 
 def test_a_file_is_due_by_steps_or_by_time_and_once_a_step():
-    plan = Plan(10, 1.0, 5, 100.0)
+    plan = SavingPlan(10, 1.0, 5, 100.0)
     assert [plan.is_due(step) for step in (5, 14, 15)] == [False, False, True]
     assert [plan.asks_at(step) for step in (5, 6)] == [False, True]
     assert [plan.answer(*at)[0] for at in [(6, 159.0), (6, 160.0)]] == [0, 1]
@@ -396,7 +396,7 @@ def test_files_are_due_at_the_ends_of_epochs(alone, tmp_path):
             optimizer.zero_grad()
             model(batch).sum().backward()
             optimizer.step()
-    assert Folder(tmp_path).steps() == [6, 12]
+    assert TorchFolder(tmp_path).steps() == [6, 12]
 
 
 def test_a_sampler_before_init_says_so():

@@ -16,7 +16,7 @@ from torch_models import assert_same_bits, parameters
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain._training.shares import Layout
+from ringtrain._training.shares import BucketLayout
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.testing import World
 from ringtrain.torch.modes import sharded_buckets, sharded_step
@@ -66,7 +66,7 @@ def mlp(seed=0):
 
 
 START = mlp()
-PIECES = Layout.pieces
+PIECES = BucketLayout.pieces
 
 
 def batch(rank, step, samples=8):

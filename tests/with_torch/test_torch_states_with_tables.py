@@ -9,7 +9,7 @@ from test_torch_embedding import ROWS, WIDTH, whole
 import ringtrain.torch as hvd
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.testing import World
-from ringtrain.torch.elastic.checkpoints import Folder
+from ringtrain.torch.elastic.checkpoints import TorchFolder
 
 torch.set_num_threads(1)
 SAMPLES = 24
@@ -88,7 +88,7 @@ def test_a_training_with_tables_goes_on_bit_for_bit(tmp_path):
 
 def test_another_number_of_ranks_goes_on_with_the_rows(tmp_path):
     assert on_ranks(2, tmp_path, stop=5) == [None, None]
-    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1])
+    saved = TorchFolder(tmp_path).rows_of(TorchFolder(tmp_path).newest()[1])
     expected = hvd.plain_weight(saved, "model.0")
     for found in on_ranks(3, tmp_path, dealing="blocks"):
         assert found[0] and torch.equal(found[1], expected) and not torch.equal(found[2], expected)
@@ -101,14 +101,17 @@ def test_minutes_are_those_of_rank_0(tmp_path, monkeypatch):
     seconds = iter(range(0, 10_000_000, 20))
     monkeypatch.setattr(transparent, "monotonic", lambda: float(next(seconds)) if hvd.rank() == 0 else 0.0)
     on_ranks(2, tmp_path, when={"minutes": 1.0})
-    kept = Folder(tmp_path).steps()
+    kept = TorchFolder(tmp_path).steps()
     assert len(kept) == 2 and len(names(tmp_path)) == 4
-    assert hvd.plain_weight(Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1]), "model.0").shape == (ROWS, WIDTH)
+    assert hvd.plain_weight(TorchFolder(tmp_path).rows_of(TorchFolder(tmp_path).newest()[1]), "model.0").shape == (
+        ROWS,
+        WIDTH,
+    )
 
 
 def test_what_a_rank_cannot_read_all_say(tmp_path):
     assert on_ranks(2, tmp_path, stop=5) == [None, None]
-    saved = Folder(tmp_path).rows_of(Folder(tmp_path).newest()[1])
+    saved = TorchFolder(tmp_path).rows_of(TorchFolder(tmp_path).newest()[1])
     (saved / "model.0.1-of-2.json").unlink()
 
     def on_rank(rank):

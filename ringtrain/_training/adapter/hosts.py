@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a rank is, as ``ringtrain`` tells it."""
 
     rank: int
@@ -13,7 +13,7 @@ class Place(NamedTuple):
     cross_rank: int
 
 
-def ranks_by_host(places: Sequence[Place]) -> list[list[int]]:
+def ranks_by_host(places: Sequence[RankPlace]) -> list[list[int]]:
     """The ranks of each host, ascending.
 
     Example:

@@ -9,7 +9,7 @@ from ringtrain._binding import tables
 from ringtrain._binding.buffers import as_buffer
 from ringtrain._training import residuals
 from ringtrain._training.averaging.common import CommonCopy
-from ringtrain._training.averaging.flights import Flight, Leg
+from ringtrain._training.averaging.flights import Leg, PartInTransit
 from ringtrain._training.averaging.fragments import Fragments, merged
 from ringtrain._training.averaging.outer import Outer, advance
 from ringtrain._training.averaging.period import Period, factor_of
@@ -35,7 +35,7 @@ class Changes:
 
     def __init__(self, session: Session, period: Period, outer: Outer | None, compression: str, common: CommonCopy):
         self.prefix = ""
-        self.flights: list[Flight] = []
+        self.flights: list[PartInTransit] = []
         self._session, self._period = session, period
         self._outer, self._compression = outer, compression
         self._common = common
@@ -52,18 +52,18 @@ class Changes:
             samples: of all ranks, that its average is over; 0: nothing is to be averaged.
             workers: how many have come.
         """
-        flight = Flight(part, self._period.steps, self._period.send(part))
+        flight = PartInTransit(part, self._period.steps, self._period.send(part))
         self.flights.append(flight)
         if samples:
             factor = factor_of(flight.samples, samples, workers)
             for name, copy in self._common.of_part(part):
                 self._depart(flight, name, copy, factor)
 
-    def arriving(self) -> list[Flight]:
+    def arriving(self) -> list[PartInTransit]:
         """What must be merged after the present step."""
         return [flight for flight in self.flights if flight.left + self._fragments.overlap <= self._period.steps]
 
-    def land(self, flights: Iterable[Flight]) -> None:
+    def land(self, flights: Iterable[PartInTransit]) -> None:
         """Waits for parts, and takes them into the common copy and the tensors."""
         flights = list(flights)
         for flight in flights:  # all of them, so that no name stays in flight
@@ -100,7 +100,7 @@ class Changes:
             self._period.recall(flight.part, flight.samples)
         self.flights = []
 
-    def _depart(self, flight: Flight, name: str, copy: Copy, factor: float) -> None:
+    def _depart(self, flight: PartInTransit, name: str, copy: Copy, factor: float) -> None:
         change, arguments = self._sent(copy, factor)
         buffer = [as_buffer(change)]
         context, process_set = self._session.context, self._session.process_set_id
@@ -127,12 +127,12 @@ class Changes:
         """Of the names of what a part sends."""
         return f"{self.prefix}.{part}." if self._fragments.streams else f"{self.prefix}."
 
-    def _await(self, flight: Flight, waits: bool = True) -> None:
+    def _await(self, flight: PartInTransit, waits: bool = True) -> None:
         """Waits for it, so that no name stays in flight; what has come is going to be used."""
         if flight.await_all(waits):
             self._settle(flight.part, used=True)
 
-    def _advance(self, flight: Flight) -> None:
+    def _advance(self, flight: PartInTransit) -> None:
         """The common copy of a part that has come."""
         for leg in flight.legs:
             copy = self._common.copies.get(leg.name)
@@ -145,7 +145,7 @@ class Changes:
         self._period.count_round()
         self._session.context.count("synchronisations")
 
-    def _merge(self, flight: Flight, leg: Leg, copy: Copy) -> None:
+    def _merge(self, flight: PartInTransit, leg: Leg, copy: Copy) -> None:
         """A tensor of a part that has come."""
         shared, merge = copy.shared, self._fragments.merge
         if shared.role is not Role.PARAMETER or (merge == "additive" and flight.left == self._period.steps):

@@ -6,7 +6,7 @@ import numpy as np
 
 from ringtrain._binding.buffers import as_buffer
 from ringtrain._training import terms
-from ringtrain._training.averaging.meeting import Said
+from ringtrain._training.averaging.meeting import AveragingRow
 from ringtrain._training.session import Session
 from ringtrain.errors import MismatchError, TimeoutError
 
@@ -29,7 +29,7 @@ def gathered(session: Session, name: str, own: np.ndarray) -> np.ndarray:
     return np.frombuffer(memory, own.dtype).reshape(shape)
 
 
-def refuse_terms(session: Session, prefix: str, name: str, rows: list[Said], content: bytes) -> None:
+def refuse_terms(session: Session, prefix: str, name: str, rows: list[AveragingRow], content: bytes) -> None:
     """Raises MismatchError for the first difference between the ranks' terms; collective.
 
     Args:

@@ -28,7 +28,7 @@ class Leg:
 
 
 @dataclass
-class Flight:
+class PartInTransit:
     """A part whose change travels.
 
     Attributes:
@@ -68,7 +68,7 @@ class Flight:
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "Flight":
+    def of(cls, state: Mapping[str, Any]) -> "PartInTransit":
         """The one whose ``state`` this was."""
         sent = state["sent"]
         legs = [

@@ -12,7 +12,7 @@ from ringtrain._training.terms import by_value
 from ringtrain.errors import MismatchError
 
 
-class Stage(enum.IntEnum):
+class AveragingStage(enum.IntEnum):
     """Why a rank has come."""
 
     TERMS = 0  # to compare the terms alone
@@ -21,7 +21,7 @@ class Stage(enum.IntEnum):
     JOIN = 3  # to average as long as others do, having no more data
 
 
-class Said(NamedTuple):
+class AveragingRow(NamedTuple):
     """One rank's row.
 
     Attributes:
@@ -69,19 +69,19 @@ class Agreed(NamedTuple):
     part: int = 0
 
 
-def part_of(rows: Sequence[Said]) -> int:
+def part_of(rows: Sequence[AveragingRow]) -> int:
     """Which part of the tensors is averaged: what those say who train, if there are any."""
-    training = [row for row in rows if row.stage != Stage.JOIN]
+    training = [row for row in rows if row.stage != AveragingStage.JOIN]
     return (training or rows)[0].part
 
 
-def decoded(numbers: Sequence[int]) -> list[Said]:
+def decoded(numbers: Sequence[int]) -> list[AveragingRow]:
     """The rows of all ranks, of all their numbers; the weights that follow a row become its ``samples``."""
-    rows: list[Said] = []
+    rows: list[AveragingRow] = []
     weights: list[Sequence[int]] = []
-    place, width = 0, len(Said._fields)
+    place, width = 0, len(AveragingRow._fields)
     while place < len(numbers):
-        row = Said(*numbers[place : place + width])
+        row = AveragingRow(*numbers[place : place + width])
         place += width
         rows.append(row)
         weights.append(numbers[place : place + row.weights])
@@ -90,17 +90,17 @@ def decoded(numbers: Sequence[int]) -> list[Said]:
     return [row._replace(samples=own[part]) if part < len(own) else row for row, own in zip(rows, weights, strict=True)]
 
 
-def terms_differ(rows: Sequence[Said]) -> bool:
+def terms_differ(rows: Sequence[AveragingRow]) -> bool:
     """Whether the ranks must tell each other their terms, to say what differs."""
     return len({row.terms for row in rows}) > 1
 
 
-def settings_differ(rows: Sequence[Said]) -> bool:
+def settings_differ(rows: Sequence[AveragingRow]) -> bool:
     """Whether the ranks that train step with other settings."""
     return len({row.settings for row in rows if row.settings}) > 1
 
 
-def agreed(rows: Sequence[Said], members: Sequence[int], name: str) -> Agreed:
+def agreed(rows: Sequence[AveragingRow], members: Sequence[int], name: str) -> Agreed:
     """What follows from the rows of all ranks, whose terms are equal.
 
     Args:
@@ -126,7 +126,7 @@ def agreed(rows: Sequence[Said], members: Sequence[int], name: str) -> Agreed:
         "Call broadcast_parameters, or load the same checkpoint, before the first step."))  # fmt: skip
     _require_equal(rows, lambda row: row.round, name, (
         "the number of synchronisations so far", "Load the same checkpoint on all ranks."))  # fmt: skip
-    training = [row for row in rows if row.stage != Stage.JOIN]
+    training = [row for row in rows if row.stage != AveragingStage.JOIN]
     _require_equal(training, lambda row: row.steps, name, (
         "the number of steps since the last synchronisation",
         "Call synchronize() on all ranks after the same step; where data are uneven, call the optimizer's join() on a rank "
@@ -140,15 +140,15 @@ def agreed(rows: Sequence[Said], members: Sequence[int], name: str) -> Agreed:
 
 
 _STAGES: dict[int, str] = {
-    Stage.TERMS: "to begin",
-    Stage.BEGIN: "to begin",
-    Stage.STEP: "to average",
-    Stage.JOIN: "to average",
+    AveragingStage.TERMS: "to begin",
+    AveragingStage.BEGIN: "to begin",
+    AveragingStage.STEP: "to average",
+    AveragingStage.JOIN: "to average",
 }
 
 
 def _require_equal(
-    rows: Sequence[Said], value_of: Callable[[Said], Hashable], name: str, words: tuple[str, str]
+    rows: Sequence[AveragingRow], value_of: Callable[[AveragingRow], Hashable], name: str, words: tuple[str, str]
 ) -> None:
     values = [(row.rank, value_of(row)) for row in rows]
     if len({value for _, value in values}) > 1:

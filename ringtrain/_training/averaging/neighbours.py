@@ -8,7 +8,7 @@ from ringtrain._binding.log import logger
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.operations import allgather
 from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set
-from ringtrain._training.adapter.hosts import Place, ranks_by_host
+from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
 
 _of_context: "weakref.WeakKeyDictionary[Context, dict[str, ProcessSet | None]]" = weakref.WeakKeyDictionary()
 
@@ -36,9 +36,9 @@ def _registered(context: Context, parts: list[list[int]]) -> ProcessSet | None:
 
 
 def _by_host(context: Context) -> list[list[int]]:
-    own = Place(context.rank, context.local_rank, context.local_size, context.cross_rank)
+    own = RankPlace(context.rank, context.local_rank, context.local_size, context.cross_rank)
     places = allgather(np.array([own]), "local_steps.places")
-    return ranks_by_host([Place(*place) for place in places.tolist()])
+    return ranks_by_host([RankPlace(*place) for place in places.tolist()])
 
 
 def _by_site(context: Context) -> list[list[int]]:

@@ -21,7 +21,7 @@ class Role(enum.Enum):
         return cls.PARAMETER if is_trained else cls.STATISTIC if is_float else cls.COUNTER
 
 
-class Arrays(Protocol):
+class AveragedArrays(Protocol):
     """What of ``_training.arrays`` is asked of a framework here."""
 
     def flat(self, array: Any) -> np.ndarray:
@@ -44,7 +44,7 @@ class Shared:
         array: gives the array that has the values, for reading and writing.
     """
 
-    def __init__(self, arrays: Arrays, name: str, role: Role, array: Callable[[], Any]):
+    def __init__(self, arrays: AveragedArrays, name: str, role: Role, array: Callable[[], Any]):
         self.name, self.role = name, role
         self._arrays, self._array = arrays, array
 

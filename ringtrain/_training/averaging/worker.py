@@ -24,9 +24,17 @@ from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.averaging.changes import Changes
 from ringtrain._training.averaging.common import CommonCopy, check_state, owned
 from ringtrain._training.averaging.exchange import average_in_place, gathered, refuse_terms
-from ringtrain._training.averaging.flights import Flight
+from ringtrain._training.averaging.flights import PartInTransit
 from ringtrain._training.averaging.fragments import Fragments
-from ringtrain._training.averaging.meeting import Agreed, Said, Stage, agreed, decoded, settings_differ, terms_differ
+from ringtrain._training.averaging.meeting import (
+    Agreed,
+    AveragingRow,
+    AveragingStage,
+    agreed,
+    decoded,
+    settings_differ,
+    terms_differ,
+)
 from ringtrain._training.averaging.outer import Outer
 from ringtrain._training.averaging.period import Period
 from ringtrain._training.averaging.shared import Role, Shared
@@ -37,7 +45,7 @@ from ringtrain.errors import InvalidArgumentError, RingtrainError
 
 
 @dataclass(frozen=True)
-class Plan:
+class AveragingPlan:
     """How workers average, the same on all ranks.
 
     Attributes:
@@ -76,7 +84,7 @@ class Worker:
     """
 
     def __init__(
-        self, session: Session, period: Period, plan: Plan, kind: str, compared: ComparedSettings | None = None
+        self, session: Session, period: Period, plan: AveragingPlan, kind: str, compared: ComparedSettings | None = None
     ):
         self.period = period
         self.plan = plan
@@ -116,7 +124,7 @@ class Worker:
         """
         self._session.follow()
         if not self._session.context.takes_over:
-            self._meet(Stage.TERMS)
+            self._meet(AveragingStage.TERMS)
 
     def before_step(self, tensors: Iterable[Shared]) -> None:
         """Before a local step: takes what is to be averaged into the common copy, where that has not got it yet.
@@ -129,7 +137,7 @@ class Worker:
         self._session.follow()
         self._common.adopt(tensors)
         if not self._begun:
-            self._meet(Stage.BEGIN)
+            self._meet(AveragingStage.BEGIN)
             self._begun = True
             self._announce()
 
@@ -165,7 +173,7 @@ class Worker:
         if self._fragments.streams:
             self._stream()
         else:
-            self._synchronise(Stage.STEP)
+            self._synchronise(AveragingStage.STEP)
 
     def synchronize(self) -> None:
         """Averages now; all ranks call it after the same step. Where nobody has made one, what was assigned since is averaged.
@@ -174,7 +182,7 @@ class Worker:
             MismatchError: they do not, or disagree otherwise; the same on all ranks.
         """
         self._session.follow()
-        self._synchronise(Stage.STEP)
+        self._synchronise(AveragingStage.STEP)
 
     def join(self) -> None:
         """Averages with the others for as long as they train, with what has changed here so far and then with nothing.
@@ -184,7 +192,7 @@ class Worker:
         self._session.follow()
         if self._fragments.streams:
             self._follow_streams()
-        while not self._synchronise(Stage.JOIN).is_last:
+        while not self._synchronise(AveragingStage.JOIN).is_last:
             pass
 
     def release(self, is_trained: Callable[[Shared], bool]) -> None:
@@ -229,7 +237,7 @@ class Worker:
             residuals.forget(self._session, f"{self.prefix}.")
         self._begun = False
         self._common.load(state, given.get("parts", {}))
-        self._changes.flights = [Flight.of(each) for each in given.get("flights", ())]
+        self._changes.flights = [PartInTransit.of(each) for each in given.get("flights", ())]
         if state is None:
             self.period.forget()
         else:
@@ -264,23 +272,23 @@ class Worker:
             "replicas": "differ" if self._compared is None else "equal",
         }
 
-    def _meet(self, stage: Stage, part: int = 0) -> Agreed:
+    def _meet(self, stage: AveragingStage, part: int = 0) -> Agreed:
         """Says this rank's row, and returns what all ranks know.
 
         Args:
             stage: why it comes.
             part: what it comes to average; where it has no more data, what it proposes if that holds for all.
         """
-        own_terms = self._terms() | ({} if stage is Stage.TERMS else self._common.terms())
+        own_terms = self._terms() | ({} if stage is AveragingStage.TERMS else self._common.terms())
         content, period, context = terms.encoded(own_terms), self.period, self._session.context
-        weights = period.weights if stage is Stage.JOIN and self._fragments.streams else []
-        own_settings = None if self._compared is None or stage is not Stage.STEP else self._compared.read()
-        said = Said(
+        weights = period.weights if stage is AveragingStage.JOIN and self._fragments.streams else []
+        own_settings = None if self._compared is None or stage is not AveragingStage.STEP else self._compared.read()
+        said = AveragingRow(
             rank=context.rank,
             stage=stage,
             terms=hashed(content),
             terms_bytes=len(content),
-            start=self._common.digest() if stage is Stage.BEGIN else 0,
+            start=self._common.digest() if stage is AveragingStage.BEGIN else 0,
             round=period.round + len(self._changes.flights),
             steps=period.steps,
             samples=period.samples_of(part),
@@ -310,7 +318,7 @@ class Worker:
             return self.period.due
         return self._fragments.leaving(self.period.steps) is not None or bool(self._changes.arriving())
 
-    def _synchronise(self, stage: Stage) -> Agreed:
+    def _synchronise(self, stage: AveragingStage) -> Agreed:
         """Averages all: one part after the other, and what is on its way before."""
         with self._restoring():
             self._changes.land(self._changes.flights)
@@ -349,14 +357,14 @@ class Worker:
             self._changes.land(self._changes.arriving())
             part = self._fragments.leaving(self.period.steps)
             if part is not None:
-                self._send(Stage.STEP, part)
+                self._send(AveragingStage.STEP, part)
                 self._changes.land(self._changes.arriving())
 
     def _follow_streams(self) -> None:
         """Takes part in what others average until nobody has more data; waits for each part, having nothing else to do."""
         with self._restoring():
             self._changes.land(self._changes.flights)
-            while not self._send(Stage.JOIN, 0).is_last:
+            while not self._send(AveragingStage.JOIN, 0).is_last:
                 self._changes.land(self._changes.flights)
 
     @contextmanager
@@ -370,7 +378,7 @@ class Worker:
             self.period.forget()
             raise
 
-    def _send(self, stage: Stage, part: int) -> Agreed:
+    def _send(self, stage: AveragingStage, part: int) -> Agreed:
         """Agrees on a part, and sends what this rank has changed of it."""
         known = self._meet(stage, part)
         self._changes.send(known.part, known.samples, known.workers)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ringtrain._rendezvous.agent_protocol import RankNews, Serve, Start
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.link import LauncherEnd
 
 CANNOT_START = 125  # code of a command that never was
 SECONDS_BETWEEN_LOOKS = 0.05  # while somebody is to die: a large process takes a while to end
@@ -128,7 +128,7 @@ class Children:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: LauncherEnd,
         selector: selectors.BaseSelector,
         request: Serve,
         note_start: Callable[[int, Sequence[int]], None],

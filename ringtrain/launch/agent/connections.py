@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from ringtrain._rendezvous.agent_protocol import Introduce, Lead, RankNews
     from ringtrain.launch.agent.left_groups import LeftGroups
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.link import LauncherEnd
 
 
-class Rank:
+class ConnectedRank:
     """What is known of a rank of this host by a connection: its program's, or its supervisor's where an MPI's engine has started it."""
 
     def __init__(self) -> None:
@@ -41,16 +41,16 @@ class RankConnections:
     def __init__(
         self,
         name: str,
-        launcher: Launcher,
+        launcher: LauncherEnd,
         selector: selectors.BaseSelector,
         groups: LeftGroups,
-        take: Callable[[RankNews, Rank, socket.socket], None],
+        take: Callable[[RankNews, ConnectedRank, socket.socket], None],
     ):
         self._launcher = launcher
         self._selector = selector
         self._groups = groups
         self._take = take
-        self._ranks: dict[socket.socket, Rank] = {}
+        self._ranks: dict[socket.socket, ConnectedRank] = {}
         self._is_closed = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + name)
@@ -74,7 +74,7 @@ class RankConnections:
             while connection in self._ranks and is_readable(connection):
                 self._hear(connection)
 
-    def arrive(self, facts: RankNews, rank: Rank, connection: socket.socket) -> None:
+    def arrive(self, facts: RankNews, rank: ConnectedRank, connection: socket.socket) -> None:
         """A rank's program has called init(), and waits for the others to have done so."""
         if any(other.arrival and other.arrival["rank"] == facts["rank"] for other in self._ranks.values()):
             refusal = (
@@ -130,7 +130,7 @@ class RankConnections:
         if peer_of(connection)[1] != os.getuid():  # the name can be seen by others
             connection.close()
             return
-        self._ranks[connection] = Rank()
+        self._ranks[connection] = ConnectedRank()
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(connection))
 
     def _hear(self, connection: socket.socket) -> None:

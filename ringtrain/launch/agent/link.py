@@ -21,7 +21,7 @@ class LauncherGoneError(OSError):
     """It takes nothing any more."""
 
 
-class Launcher:
+class LauncherEnd:
     """The launcher's end, over stdin and stdout.
 
     Attributes:

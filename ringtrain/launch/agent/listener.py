@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringtrain._rendezvous.agent_protocol import Lead, RankNews, Serve, Serving, Welcome
-    from ringtrain.launch.agent.connections import Rank
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.connections import ConnectedRank
+    from ringtrain.launch.agent.link import LauncherEnd
 
 SECONDS_TO_KILL = 5.0  # from the request to end until what is left is killed; ranks have 3
 SECONDS_AFTER_A_REFUSAL = 0.1  # of the system, until the agent tries again
@@ -39,7 +39,7 @@ SECONDS_AFTER_A_REFUSAL = 0.1  # of the system, until the agent tries again
 class RankListener:
     """One selector around the launcher, the ranks' sockets and the pipes of their output."""
 
-    def __init__(self, launcher: Launcher, request: Serve):
+    def __init__(self, launcher: LauncherEnd, request: Serve):
         self.launcher = launcher
         self.function_folder = FunctionFolder(request["function"])
         environment = request["environment"]
@@ -313,7 +313,7 @@ class RankListener:
 
     # ---- ranks ----
 
-    def _take(self, facts: RankNews, rank: Rank, connection: socket.socket) -> None:
+    def _take(self, facts: RankNews, rank: ConnectedRank, connection: socket.socket) -> None:
         """Passes facts about a rank on. A rank's own program may tell of its failure, its segments and its arrival alone."""
         if "meets" in facts:
             self.connections.arrive(facts, rank, connection)

@@ -6,7 +6,7 @@ import signal
 import time
 
 from ringtrain.launch.agent.facts import describe
-from ringtrain.launch.agent.link import Launcher
+from ringtrain.launch.agent.link import LauncherEnd
 from ringtrain.launch.agent.listener import RankListener
 from ringtrain.launch.agent.network_test import listen_with
 from ringtrain.launch.agent.networks import Networks, connect_all, free_port
@@ -29,7 +29,7 @@ def run() -> None:
 
 def main() -> None:
     """Answers requests until the launcher is gone or the job is over."""
-    launcher, networks = Launcher(), Networks()
+    launcher, networks = LauncherEnd(), Networks()
     waiting: list[Request] = []
     while True:
         while not waiting:

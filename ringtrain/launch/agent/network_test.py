@@ -11,7 +11,7 @@ from ringtrain.launch.agent.networks import Attempts, Networks, rdma_ports
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
     from ringtrain._rendezvous.agent_protocol import Addresses, Connect, Listen, Listener
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.link import LauncherEnd
 
 
 def listen_with(networks: Networks, how: Listener) -> Addresses:
@@ -28,7 +28,7 @@ def listen_with(networks: Networks, how: Listener) -> Addresses:
 class NetworkTest:
     """What `Networks` and `connect_all` do, as events of the agent's selector. look_at: when to call `look`."""
 
-    def __init__(self, launcher: Launcher, selector: selectors.BaseSelector):
+    def __init__(self, launcher: LauncherEnd, selector: selectors.BaseSelector):
         self.look_at = float("inf")
         self._launcher, self._selector = launcher, selector
         self._networks: Networks | None = None

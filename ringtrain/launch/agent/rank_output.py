@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.link import LauncherEnd
 
 MAX_UNSENT = 256 << 10  # bytes that wait for the launcher; beyond them the ranks wait
 LEAST_READ, MOST_READ = 4096, 1 << 16
@@ -24,7 +24,7 @@ class RankOutput:
     window: bytes of output that the launcher has room for.
     """
 
-    def __init__(self, launcher: Launcher, selector: selectors.BaseSelector, window: int):
+    def __init__(self, launcher: LauncherEnd, selector: selectors.BaseSelector, window: int):
         self._launcher = launcher
         self._selector = selector
         self._credit = window

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ringtrain._rendezvous.agent_protocol import TakeOver
-    from ringtrain.launch.agent.link import Launcher
+    from ringtrain.launch.agent.link import LauncherEnd
 
 MOST_OF_A_CLAIM = 4096  # bytes
 MOST_KEPT = 1 << 20  # bytes of output that wait for the next launcher
@@ -110,7 +110,7 @@ class Succession:
         self.holder = connection
 
 
-def hand_over(launcher: Launcher, request: TakeOver) -> None:
+def hand_over(launcher: LauncherEnd, request: TakeOver) -> None:
     """In a fresh agent: gives its launcher to the agent that serves the job, and returns once that has ended.
 
     Tells the launcher why if there is none, or it refuses.

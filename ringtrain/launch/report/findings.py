@@ -19,7 +19,7 @@ PARTS = (*COMPUTING, *CAUSES, "other waiting")
 
 
 @dataclass(frozen=True)
-class Link:
+class Interconnect:
     """What connects the hosts: bytes a second of each, and how many hosts."""
 
     rate: float
@@ -77,7 +77,7 @@ class Findings:
     overlap: float
     floor: float
     floor_share: float
-    link: Link | None
+    link: Interconnect | None
     bytes_of_a_step: int
     tensors: list[TensorCost]
     late: list[LateRank]
@@ -107,7 +107,7 @@ class RankStep:
     under_way: np.ndarray
 
 
-def find(steps: Steps, link: Link | None = None) -> Findings:
+def find(steps: Steps, link: Interconnect | None = None) -> Findings:
     """What the steps say."""
     sampled = list(chosen_steps(steps.count, MOST_STEPS))
     durations = step_durations(steps)

@@ -251,7 +251,7 @@ def _in_order_of(pairs: _Pairs, gradients: list[Gradient], variables: list[tf.Va
     return given + [pair for pair in found.values() if pair[0] is not None]
 
 
-class _Current(_Methods):
+class _CurrentMethods(_Methods):
     """Those of ``tf_keras.optimizers``."""
 
     _NOT_AGAIN = ("skip_gradients_aggregation", True)
@@ -374,7 +374,7 @@ class _Scaling(_Optimizer):
 
 def _make_distributed(optimizer: tf_keras.optimizers.Optimizer, reduction: KerasReducer) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _Current
+    methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _CurrentMethods
     plain = user_class(inner, _Methods)
     inner.__class__ = likened(methods, plain, tf_keras, _settings=reduction.settings)
     inner._gradient_reduction, inner._step = reduction, _Step()

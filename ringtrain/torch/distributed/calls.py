@@ -22,7 +22,7 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.completions import Completions
 from ringtrain.torch.distributed.layouts import deal, flat
-from ringtrain.torch.distributed.work import HeldWorks, Pending, Place, RingtrainWork
+from ringtrain.torch.distributed.work import HeldWorks, PendingWork, Place, RingtrainWork
 from ringtrain.torch.tensors import lent_buffer, received, values_of
 
 _OF_ROWS = {"allgather", "alltoall", layouts.SUMS_OF_ROWS}  # whose results have other rows than their inputs
@@ -191,13 +191,13 @@ class Calls:
         except Exception as problem:
             self._context.refuse(operation, name, 0, problem)
         submitted = self._context.submit(operation, name, buffers, targets, once=True, room=room, **attributes)
-        return self._work(Pending(submitted, results, place, _seconds(opts, self.seconds)))
+        return self._work(PendingWork(submitted, results, place, _seconds(opts, self.seconds)))
 
     def track(self, operation: Operation, results: Sequence[Tensor], place: Place | None) -> Work:
         """The work of an operation that was submitted elsewhere; ``place`` as in ``submit``."""
-        return self._work(Pending(operation, results, place, self.seconds))
+        return self._work(PendingWork(operation, results, place, self.seconds))
 
-    def _work(self, pending: Pending) -> Work:
+    def _work(self, pending: PendingWork) -> Work:
         work = RingtrainWork(pending, self._completions, self._dropped, self._held)
         if self._coalesced is not None:
             self._coalesced.append(work)

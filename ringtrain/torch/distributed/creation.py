@@ -24,7 +24,7 @@ from ringtrain.torch.distributed.elastic_group import ElasticProcessGroup
 from ringtrain.torch.distributed.process_group import RingtrainProcessGroup
 
 
-class Place(Protocol):
+class BackendOptions(Protocol):
     """torch's ``DistributedBackendOptions``, a private class."""
 
     store: dist.Store
@@ -38,7 +38,7 @@ class Place(Protocol):
 _apart: "weakref.WeakSet[Context]" = weakref.WeakSet()  # worlds of groups of some ranks
 
 
-def create(place: Place, options: object = None) -> RingtrainProcessGroup:
+def create(place: BackendOptions, options: object = None) -> RingtrainProcessGroup:
     """A process group for torch; ``Backend.register_backend`` hands this on.
 
     Args:
@@ -74,7 +74,7 @@ def create(place: Place, options: object = None) -> RingtrainProcessGroup:
     return RingtrainProcessGroup(context, name, place.timeout, context.close, place.store)
 
 
-def _world(place: Place) -> tuple[Context, bool]:
+def _world(place: BackendOptions) -> tuple[Context, bool]:
     """The world of all ranks, and whether it was opened here."""
     is_ours = not contexts.is_initialized()
     if is_ours:
@@ -108,7 +108,7 @@ def _is_own_store(store: dist.Store) -> bool:
     return isinstance(store, dist.HashStore)
 
 
-def _is_announced(place: Place) -> bool:
+def _is_announced(place: BackendOptions) -> bool:
     """Whether a launcher has started these ranks that introduces them to each other: then they need no store."""
     environ = settings.environment()
     if launcher.is_elastic(environ):
@@ -117,7 +117,7 @@ def _is_announced(place: Place) -> bool:
     return found is not None and found.size == place.group_size
 
 
-def _world_apart(place: Place) -> Context:
+def _world_apart(place: BackendOptions) -> Context:
     if not _apart:
         atexit.register(_close_all)
     seconds = place.timeout.total_seconds()

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from ringtrain.errors import InvalidArgumentError, NotInitializedError
-from ringtrain.torch.elastic.sampler import ElasticSampler, Follower
+from ringtrain.torch.elastic.sampler import DrawListener, ElasticSampler
 
 
 class ReplicaSampler(ElasticSampler):
@@ -16,7 +16,7 @@ class ReplicaSampler(ElasticSampler):
         NotInitializedError: before ``init_process_group``.
     """
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: DrawListener) -> None:
         """Counts by itself from now on. Raises InvalidArgumentError if it does so for another guard."""
         if self._follower is not None:
             raise InvalidArgumentError(

@@ -66,7 +66,9 @@ class Replicas:
             raise UnsupportedError(
                 "ShardedGuard: replicas must have as many samples each, but the job has --batch constant or balanced. Leave the flag out."
             )
-        self._transaction = Transaction(member, _Training(self._replica, self._sampler, self._state, self.drawn))
+        self._transaction = Transaction(
+            member, _ReplicatedTraining(self._replica, self._sampler, self._state, self.drawn)
+        )
 
     @property
     def place(self) -> tuple[int, int]:
@@ -162,7 +164,7 @@ def _require_same_steps(drawn: Sequence[str]) -> None:
         )
 
 
-class _Training:
+class _ReplicatedTraining:
     """What the transaction of a leader goes on with; it owns nothing."""
 
     def __init__(

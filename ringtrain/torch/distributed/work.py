@@ -37,7 +37,7 @@ class ErrorOfAPeer(Exception, metaclass=_MeetsErrorsOfPeers):
 exits.count_as_errors_of_peers(ErrorOfAPeer)
 
 
-class Pending:
+class PendingWork:
     """An operation of the core with what is left to do when it is done: its results go where torch wants them.
 
     Args:
@@ -164,7 +164,7 @@ class RingtrainWork(Work):
     """
 
     def __init__(
-        self, pending: Pending, completions: Completions, dropped: deque["RingtrainWork"], held: HeldWorks | None
+        self, pending: PendingWork, completions: Completions, dropped: deque["RingtrainWork"], held: HeldWorks | None
     ):
         super().__init__()
         self._pending = pending
@@ -242,7 +242,7 @@ class RingtrainWork(Work):
             self._dropped.append(self)
 
 
-def future_of(pending: Pending, completions: Completions) -> torch.futures.Future[list[torch.Tensor]]:
+def future_of(pending: PendingWork, completions: Completions) -> torch.futures.Future[list[torch.Tensor]]:
     """A future that a thread of ``completions`` completes; one that is complete if the end is known already."""
     begun = torch.futures.Future(devices=None if pending.device is None else [pending.device])
 

@@ -16,7 +16,7 @@ _ROWS = re.compile(r"step-(\d{12})-[0-9a-f]+")
 ROWS = "sharded embeddings"  # in a file: the name of the folder beside it with their rows; no value of a state is called so
 
 
-class Folder(saving.Folder):
+class TorchFolder(saving.Folder):
     """Files as torch writes them, with tensors, numbers, texts and containers of these."""
 
     _SUFFIX = "pt"

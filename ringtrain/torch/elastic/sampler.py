@@ -17,7 +17,7 @@ from ringtrain.torch.elastic.workers import Drawn, follow_loader, loader_with_wo
 __all__ = ["ElasticSampler"]
 
 
-class Follower(Protocol):
+class DrawListener(Protocol):
     """What is told when samples are drawn."""
 
     def before_draw(self) -> None:
@@ -29,7 +29,7 @@ class _Place(TypedDict):
     processed_num: int
 
 
-class Progress(_Place, total=False):
+class EpochProgress(_Place, total=False):
     """Where in an epoch the ranks are; ``given_back`` has places of samples that are to be dealt again, if there are any."""
 
     given_back: list[int]
@@ -98,7 +98,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
         self.processed_num = 0
         self.dealing = 0
-        self._follower: Follower | None = None
+        self._follower: DrawListener | None = None
         self._has_given_all = False  # of the epoch, to an iteration
         self._draws_given = self._samples_given = 0  # of the epoch, to the present iteration
         self._planned = membership.planned()
@@ -134,7 +134,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     # ---- in a State(model=..., optimizer=...) ----
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: DrawListener) -> None:
         """Counts by itself from now on."""
         self._follower = None
         self.reset()
@@ -329,14 +329,14 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if self._follower is None and (self.num_replicas, self.rank) != self._dealt_to():
             self.reset()
 
-    def state_dict(self) -> Progress:
+    def state_dict(self) -> EpochProgress:
         """Epoch and progress, the same on all ranks."""
-        state: Progress = {"epoch": self.epoch, "processed_num": self.processed_num}
+        state: EpochProgress = {"epoch": self.epoch, "processed_num": self.processed_num}
         if self._open.given_back:
             state["given_back"] = list(self._open.given_back)
         return state
 
-    def load_state_dict(self, state_dict: Progress) -> None:
+    def load_state_dict(self, state_dict: EpochProgress) -> None:
         """Goes on there, in the present world; an iteration over the same epoch goes on, too."""
         if state_dict["epoch"] != self.epoch:
             self._begin_counting()

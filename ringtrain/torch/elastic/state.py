@@ -17,7 +17,7 @@ from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
 from ringtrain.torch.hooks import number_anew
 from ringtrain.torch.modes.base import State, mode_of
-from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, parts_of
+from ringtrain.torch.tables import TrainedTable, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
     "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateDictHandler", "StateHandler", "TorchState",
@@ -236,7 +236,7 @@ class TorchState(ObjectState):
         )
 
 
-def _elastic_parts(values: Mapping[str, object]) -> list[Part]:
+def _elastic_parts(values: Mapping[str, object]) -> list[TrainedTable]:
     """Tables whose rows come and go with ranks."""
     return [part for part in parts_of(values) if part.table.is_elastic]
 

@@ -8,7 +8,7 @@ from ringtrain._runtime.objects import broadcast_object
 from ringtrain._runtime.process_sets import global_process_set
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.functions import broadcast_parameters, give_optimizer_state, is_added
-from ringtrain.torch.shards import Shard
+from ringtrain.torch.shards import TableShard
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -25,7 +25,7 @@ def outline_of(name: str, value: object) -> dict[str, str]:
         tensors = {key: each for key, each in value.state_dict().items() if not is_added(key, each)}
         shapes = {
             key: each.outline
-            if isinstance(each, Shard)
+            if isinstance(each, TableShard)
             else f"{str(each.dtype).removeprefix('torch.')} of {tuple(each.shape)}"
             for key, each in tensors.items()
         }

@@ -32,7 +32,7 @@ from ringtrain.elastic.lossless import (
     require_averages,
     require_one_sampler,
 )
-from ringtrain.elastic.saving import LONGEST_SAVE, Plan, check_keep, check_names, taken_from
+from ringtrain.elastic.saving import LONGEST_SAVE, SavingPlan, check_keep, check_names, taken_from
 from ringtrain.elastic.sets import Rule
 from ringtrain.elastic.transaction import Transaction
 from ringtrain.embedding.kept_rows import surviving
@@ -40,7 +40,7 @@ from ringtrain.embedding.row_gradients import RowGradients
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
 from ringtrain.torch.backward import OneByOne
 from ringtrain.torch.elastic.belongings import Belongings
-from ringtrain.torch.elastic.checkpoints import ROWS, Folder, on_devices
+from ringtrain.torch.elastic.checkpoints import ROWS, TorchFolder, on_devices
 from ringtrain.torch.elastic.sampler import ElasticSampler
 from ringtrain.torch.elastic.transfer import keeps_identity, outline_of, take_over
 from ringtrain.torch.functions import set_state, state_of
@@ -49,7 +49,14 @@ from ringtrain.torch.modes.adasum import AdasumMode
 from ringtrain.torch.modes.base import State as Kept
 from ringtrain.torch.modes.base import mode_of
 from ringtrain.torch.modes.synchronous import SynchronousMode
-from ringtrain.torch.tables import Part, dense_state_dict, load_dense_state_dict, load_parts, parts_of, save_parts
+from ringtrain.torch.tables import (
+    TrainedTable,
+    dense_state_dict,
+    load_dense_state_dict,
+    load_parts,
+    parts_of,
+    save_parts,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
@@ -131,7 +138,7 @@ class TransparentState(LosslessState):
         self._stateful = sorted(name for name, value in given.items() if keeps_identity(value))
         self._plain = sorted(given.keys() - set(self._stateful))
         self._belongings = Belongings({name: getattr(self, name) for name in self._stateful})
-        self._saves: tuple[Folder, Plan, int] | None = None  # where, when, and how many files are kept
+        self._saves: tuple[TorchFolder, SavingPlan, int] | None = None  # where, when, and how many files are kept
         self._has_stepped = False  # and nothing was drawn since
         self._refusal = ""  # why this rank cannot begin
         self._resumed: str | None = None  # the folder with the rows of tables
@@ -227,7 +234,7 @@ class TransparentState(LosslessState):
         """
         self._refuse_tables_of_sets("save_every")
         check_keep(keep)
-        self._saves = Folder(folder), Plan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
+        self._saves = TorchFolder(folder), SavingPlan(steps, minutes, self.step, monotonic(), epochs, self.epoch), keep
 
     def resume(self, folder: "str | os.PathLike[str]") -> bool:
         """Takes the values of the newest file that ``save_every`` has written; returns whether there is one.
@@ -244,11 +251,11 @@ class TransparentState(LosslessState):
             UnsupportedError: a sharded embedding is shared by a process set.
         """
         self._refuse_tables_of_sets("resume")
-        found = Folder(folder).newest()
+        found = TorchFolder(folder).newest()
         if found is None:
             return False
         path, kept = found
-        rows, tables = Folder(folder).rows_of(kept), self._tables()
+        rows, tables = TorchFolder(folder).rows_of(kept), self._tables()
         self._resumed = None if rows is None else os.fspath(rows)
         belongings = kept.pop(_BELONGINGS, None)
         expected = {*self._stateful, *self._plain, *([ROWS] if tables else [])}
@@ -274,7 +281,7 @@ class TransparentState(LosslessState):
         else:
             value.load_state_dict(kept)
 
-    def _tables(self) -> list[Part]:
+    def _tables(self) -> list[TrainedTable]:
         return parts_of({name: getattr(self, name) for name in self._stateful})
 
     def _refuse_tables_of_sets(self, what: str) -> None:

@@ -26,7 +26,7 @@ from ringtrain.errors import UnsupportedError
 Drawn = Any  # an index, or the indices of a batch; None if there are none left
 
 
-class Source(Protocol):
+class SourceForWorkers(Protocol):
     """What is drawn from: a sampler."""
 
     dealing: int
@@ -64,7 +64,7 @@ class DrawsAhead(Iterator[Drawn]):
         iterator: the loader's. It holds this object, and so is not held.
     """
 
-    def __init__(self, source: Source, iterator: _MultiProcessingDataLoaderIter):
+    def __init__(self, source: SourceForWorkers, iterator: _MultiProcessingDataLoaderIter):
         source.begin_ahead()
         self._source = source
         self._dealing = source.dealing
@@ -125,7 +125,7 @@ class FollowedIterator(_MultiProcessingDataLoaderIter):
                 pass
 
 
-def follow_loader(found: LoaderWithWorkers, source: Source) -> DrawsAhead:
+def follow_loader(found: LoaderWithWorkers, source: SourceForWorkers) -> DrawsAhead:
     """Has a loader draw ahead, and count.
 
     Raises:

@@ -13,7 +13,7 @@ import torch
 
 from ringtrain._training.averaging.neighbours import set_of_this
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import ComparedSettings, Plan, Worker, require_local
+from ringtrain._training.averaging.worker import AveragingPlan, ComparedSettings, Worker, require_local
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.torch.arrays import TORCH
@@ -63,7 +63,7 @@ class LocalStepsMode(AroundSteps):
         mode: LocalSteps = wrapping.mode
         process_set = wrapping.process_set
         compared = ComparedSettings(settings_of(optimizer), CALLED) if mode.compares else None
-        plan = Plan(mode.outer, wrapping.by_core or "none", mode.within)
+        plan = AveragingPlan(mode.outer, wrapping.by_core or "none", mode.within)
         worker = Worker(Session(process_set), mode.period(), plan, "optimizer", compared)
         worker.compare_terms()  # before a rank waits for what others of other terms never do
         neighbours = set_of_this(mode.within) if mode.within is not None else None

@@ -17,7 +17,7 @@ import torch
 from ringtrain._runtime.context import Context
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.feedback import Feedback
-from ringtrain._training.late import Flight, Late, check_shape
+from ringtrain._training.late import LateGradients, StepInTransit, check_shape
 from ringtrain._training.mode import Mode
 from ringtrain._training.needs import check_needs
 from ringtrain._training.presence import DENSE, FROZEN, MISSING, is_there
@@ -50,7 +50,7 @@ class OneStepLateMode(AroundSteps):
         self._session = settings.session
         self._number = Number(self._session, "optimizer")
         self._averages_passes = averages_passes
-        self._late = Late(TORCH)
+        self._late = LateGradients(TORCH)
         self._has_exchanged = False  # in the step under way
         self._flushes = False
         self._listed: Callable[[], list[Parameter]] = list  # what was announced last
@@ -198,7 +198,7 @@ class OneStepLateMode(AroundSteps):
         agreed = self._rounds.announce(own, Stage.CLOSING).codes
         if MISSING in agreed:  # the others say whether zeros are needed
             agreed = self._rounds.wait_for_answer().codes
-        flight = self._late.flight = Flight(self._rounds, skips=scaler)
+        flight = self._late.flight = StepInTransit(self._rounds, skips=scaler)
         divisor = optimizer.backward_passes_per_step if self._averages_passes else 1
         for parameter, code in zip(trained, agreed, strict=True):
             if is_there(code):
@@ -207,7 +207,7 @@ class OneStepLateMode(AroundSteps):
                 except RingtrainError as problem:
                     flight.problem = flight.problem or problem
 
-    def _submit(self, flight: Flight, parameter: torch.Tensor, name: str, divisor: int) -> None:
+    def _submit(self, flight: StepInTransit, parameter: torch.Tensor, name: str, divisor: int) -> None:
         how, context, process_set = self._settings, self._session.context, self._session.process_set_id
         name = f"{self.prefix}.{name}"
         try:

@@ -8,7 +8,7 @@ from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.agreement import advised
 from ringtrain._training.shares import Piece, laid_out
 from ringtrain.errors import InvalidArgumentError, RingtrainError
-from ringtrain.torch.gradients import Group, Member, ReductionSettings, dense_gradient
+from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings, dense_gradient
 from ringtrain.torch.modes.sharded_gradients import SentGradients
 from ringtrain.torch.tensors import buffer_of, finish, received
 
@@ -33,7 +33,7 @@ class SharedBucket(Group):
         has_sums: whether gradients have come that no step has used, on all ranks alike.
     """
 
-    def __init__(self, name: str, members: list[Member], how: ReductionSettings, gradients: SentGradients):
+    def __init__(self, name: str, members: list[OptimizedParameter], how: ReductionSettings, gradients: SentGradients):
         super().__init__(name, members)
         self._context, self._process_set = how.session.context, how.session.process_set_id
         ranks = ranks_of(self._context, self._process_set) or []
@@ -49,12 +49,12 @@ class SharedBucket(Group):
             for place, member in enumerate(members)
         ]
         self.has_sums = False
-        self._came: Sequence[Member] = ()  # whose gradients are under way
+        self._came: Sequence[OptimizedParameter] = ()  # whose gradients are under way
 
     # ---- gradients ----
 
     def submit(
-        self, members: Sequence[Member], how: ReductionSettings, postscale: float, weight: int | None = None,
+        self, members: Sequence[OptimizedParameter], how: ReductionSettings, postscale: float, weight: int | None = None,
         keeps_inputs: bool = False, waits: bool = False,
     ) -> None:  # fmt: skip
         """Each rank gets its share of the sums of some members' gradients, and of zeros in place of the others."""
@@ -83,11 +83,11 @@ class SharedBucket(Group):
                 "ended, and the shares with it. In the new world wrap a new optimizer, and load a state that was consolidated."
             )
 
-    def _place(self, member: Member) -> int:
+    def _place(self, member: OptimizedParameter) -> int:
         return member.index - self.members[0].index
 
     @torch.no_grad()
-    def _filled(self, members: Sequence[Member], how: ReductionSettings) -> torch.Tensor:
+    def _filled(self, members: Sequence[OptimizedParameter], how: ReductionSettings) -> torch.Tensor:
         """The bucket's elements; one gradient that is all of them is not copied: nobody else changes it any more."""
         dense, like = [dense_gradient(member.parameter.grad, member.name, how) for member in members], self._values
         if self._is_one and dense[0].is_contiguous() and dense[0].dtype is like.dtype:

@@ -19,13 +19,13 @@ from ringtrain._binding import log
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.adapter.checks import named_ranks
-from ringtrain._training.drift import Replica
+from ringtrain._training.drift import ComparedReplica
 from ringtrain._training.mode import ShardedStep
 from ringtrain._training.needs import check_needs
 from ringtrain._training.shares import bucketed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.compilation import eager
-from ringtrain.torch.gradients import Member, ReductionSettings
+from ringtrain.torch.gradients import OptimizedParameter, ReductionSettings
 from ringtrain.torch.modes.base import State, closure_of
 from ringtrain.torch.modes.sharded_buckets import SharedBucket
 from ringtrain.torch.modes.sharded_gradients import SentGradients
@@ -120,7 +120,7 @@ class ShardedStepMode(SynchronousMode):
         self._serve_no_more.atexit = False
         super().attach(optimizer)
 
-    def _make_bucket(self, name: str, members: list[Member]) -> SharedBucket:
+    def _make_bucket(self, name: str, members: list[OptimizedParameter]) -> SharedBucket:
         self._buckets.append(SharedBucket(name, members, self.settings, self._gradients))
         return self._buckets[-1]
 
@@ -302,7 +302,7 @@ def _outline(mode: str, names: Mapping[torch.Tensor, str], groups: Sequence[Sequ
     return f"{mode} of {len(names)} parameters in {len(groups)} buckets ({digest})"
 
 
-def _comparing_settings(make: Callable[[], Replica]) -> Replica:
+def _comparing_settings(make: Callable[[], ComparedReplica]) -> ComparedReplica:
     """What is compared, without the parameters: each step gives all ranks one value of each, which may be on its way."""
     replica = make()
     replica.compares = False

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex, TypeAlias, TypeVar
 import torch
 
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.torch.gradients import Member
+from ringtrain.torch.gradients import OptimizedParameter
 
 _Parameter: TypeAlias = torch.nn.Parameter | None  # as a module may register one
 _Found = TypeVar("_Found")
@@ -54,7 +54,7 @@ class Arrivals:
         self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._before_module)
         return awaited - kept
 
-    def expect(self, members: Iterable[Member], take: Callable[[], None]) -> None:
+    def expect(self, members: Iterable[OptimizedParameter], take: Callable[[], None]) -> None:
         """From now on, who reads one of these calls ``take`` before, which waits and puts the values there."""
         for member in members:
             parameter = member.parameter

@@ -68,12 +68,12 @@ class Machine:
     def __init__(self, without: frozenset[str] = frozenset()):
         self.lacks = values_that_cannot_be()
         self.cannot = frozenset(without | self.lacks.keys())
-        self.network: hosts.Network | None = None
+        self.network: hosts.NamespaceNetwork | None = None
         self._one_job_on_hosts = threading.Lock()
 
     def __enter__(self) -> Machine:
         if WITH_HOSTS - self.cannot:
-            self.network = hosts.Network(
+            self.network = hosts.NamespaceNetwork(
                 dict(zip(HOSTS, ("eth0", "ens5", "enp3s0"), strict=True)), login_path="/nonexistent"
             )
         return self
@@ -125,7 +125,7 @@ class Running:
         plan: Plan,
         job: Job,
         folder: Path,
-        network: hosts.Network | None,
+        network: hosts.NamespaceNetwork | None,
         launcher: Sequence[str],
         load: float | None,
     ):
@@ -423,7 +423,7 @@ def environment(plan: Plan) -> dict[str, str]:
     return {**INHERITED, **variables}
 
 
-def processes_within(network: hosts.Network) -> dict[int, str]:
+def processes_within(network: hosts.NamespaceNetwork) -> dict[int, str]:
     """Command lines of the hosts' processes but their first, by process id here: a daemon that ssh has started carries no mark."""
     spaces = {os.readlink(f"/proc/{host.pid}/ns/pid") for host in network.hosts.values()}
     first = {host.pid for host in network.hosts.values()}  # whose end is the host's; it looks like an agent
