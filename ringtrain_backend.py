@@ -35,6 +35,6 @@ def _create(place: Any, options: Any = None) -> Any:
 
 def _meet(url: str, *of_caller: Any, **settings: Any) -> Any:
     """What ``init_method="ringtrain://"`` stands for."""
-    from ringtrain.torch.distributed.meeting import meet
+    from ringtrain.torch.distributed.init_method import meet
 
     return meet(url, *of_caller, **settings)

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 
 ROUND_TRIPS, LEFT_OUT = 20_000, 1_000
 QUANTILES = 1_000
@@ -39,10 +39,10 @@ ASK = textwrap.dedent(f"""
 
 def start(output: Path) -> int:
     """Measures, writes the quantiles, prints some, and returns the exit code."""
-    if missing := hosts.missing():
+    if missing := namespaces.missing():
         print(f"benchmarks: {missing}", file=sys.stderr)
         return 2
-    with hosts.NamespaceNetwork(dict.fromkeys(["one", "other"], "eth0"), useless=None) as network:
+    with namespaces.HostNetwork(dict.fromkeys(["one", "other"], "eth0"), useless=None) as network:
         one, other = network["one"], network["other"]
         server = other.start(sys.executable, "-c", ECHO, stdout=subprocess.PIPE)
         assert server.stdout is not None

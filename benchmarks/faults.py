@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.jobs import PAUSE_SECONDS, Job
-from ringtrain.bench import documents, hosts
+from ringtrain.bench import documents, namespaces
 from ringtrain.bench.machine import describe
 from ringtrain.launch import progress
 
@@ -157,7 +157,7 @@ def rank_killed_under_launcher(trial: Trial, seconds: float) -> float:
 def rank_killed_alone_on_its_host(trial: Trial, seconds: float) -> float:
     """No memory is shared with it, and there is no MPI; it does it itself, since its process id is that of its host."""
     names = ["host-1", "host-2", "host-3"]
-    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
+    with namespaces.HostNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
         line = launcher_line("--transport", "tcp", "-H", ",".join(f"{name}:1" for name in names))
         trial.start(*network["host-1"].command(*line))
         trial.request("die")
@@ -175,7 +175,7 @@ def rank_stopped(trial: Trial, seconds: float) -> float:
 def network_cut(trial: Trial, seconds: float) -> float:
     """Between two hosts with a rank each, which neither peer nor launcher can reach from then on."""
     names = ["host-1", "host-2"]
-    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
+    with namespaces.HostNetwork(dict.fromkeys(names, "eth0"), useless=None, login_path="/nonexistent") as network:
         line = launcher_line("-H", "host-1:1,host-2:1", ranks=2)
         trial.start(*network["host-1"].command(*line), ranks=2)
         begin = time.monotonic()
@@ -257,8 +257,8 @@ def run(runs: int, dead_after_seconds: float, only: str, json: str | None = None
     for fault in FAULTS:
         if only not in fault.name:
             continue
-        if fault.do in (network_cut, rank_killed_alone_on_its_host) and hosts.missing():
-            print(f"| {fault.name} | {fault.promised} | not run: {hosts.missing()} | | | |", flush=True)
+        if fault.do in (network_cut, rank_killed_alone_on_its_host) and namespaces.missing():
+            print(f"| {fault.name} | {fault.promised} | not run: {namespaces.missing()} | | | |", flush=True)
             continue
         bound = fault.seconds + (dead_after_seconds if fault.after_silence else 0)
         times = []

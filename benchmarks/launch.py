@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ringtrain.bench import documents, hosts
+from ringtrain.bench import documents, namespaces
 from ringtrain.bench.machine import describe
 from ringtrain.launch import progress
 
@@ -46,7 +46,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
     """
     hindrance = "torchrun must be there to compare with, but torch is not installed"
     if importlib.util.find_spec("torch"):
-        hindrance = hosts.missing() if hosts_made > 1 else ""
+        hindrance = namespaces.missing() if hosts_made > 1 else ""
     if not hindrance and ranks % hosts_made:
         hindrance = f"-np must be a multiple of the hosts, but is {ranks} and they are {hosts_made}"
     if hindrance:
@@ -58,7 +58,7 @@ def start(ranks: int, repetitions: int, file: str | None, hosts_made: int = 1) -
         results = [_measure(job, _here(job, ranks), repetitions) for job in JOBS]
     else:
         names = [f"host-{number}" for number in range(1, hosts_made + 1)]
-        with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
+        with namespaces.HostNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
             results = [_measure(job, _on_hosts(job, ranks, network), repetitions) for job in JOBS]
     if file is not None:
         documents.write(file, documents.make(describe(), results, np=ranks, hosts=hosts_made, repetitions=repetitions))
@@ -73,7 +73,7 @@ def _here(job: str, ranks: int) -> dict[str, list[list[str]]]:
     }
 
 
-def _on_hosts(job: str, ranks: int, network: hosts.NamespaceNetwork) -> dict[str, list[list[str]]]:
+def _on_hosts(job: str, ranks: int, network: namespaces.HostNetwork) -> dict[str, list[list[str]]]:
     made = list(network.hosts.values())
     each = ranks // len(made)
     known = {"ranks": ranks, "hosts": len(made), "each": each, "address": made[0].address,

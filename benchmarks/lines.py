@@ -1,4 +1,4 @@
-"""A long line between hosts that ``ringtrain.bench.hosts`` has made: of a rate, with a delay, and with packets that are lost.
+"""A long line between hosts that ``ringtrain.bench.namespaces`` has made: of a rate, with a delay, and with packets that are lost.
 
 Kernels without netem have no such queue. So each host gets a TUN device, and a process (line.cc) carries packets from
 one to the other. It is compiled when it is first needed, into a folder for temporary files. The devices are gone with
@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringtrain.bench import hosts
-from ringtrain.bench.hosts import find_program
-from ringtrain.launch.agent.command import end_with
+from ringtrain.bench import namespaces
+from ringtrain.bench.namespaces import find_program
+from ringtrain.launch.agent.rank_command import end_with
 
 SOURCE = Path(__file__).with_name("line.cc")
 INTERFACE = "line0"
@@ -73,14 +73,14 @@ def program() -> str:
     line = [os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-o", str(made), str(SOURCE)]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:
-        raise hosts.NotMade(f"making a line: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
+        raise namespaces.NotMade(f"making a line: '{' '.join(line)}' returned {done.returncode}: {done.stderr.strip()}")
     return str(made)
 
 
 class Line:
     """One line that the sites of a network share: each sends at the rate, and what it sends arrives after the delay.
 
-    >>> with hosts.Network(dict.fromkeys(["a", "b"], "eth0"), useless=None) as network, Line(network, Kind(200, 50)) as line:
+    >>> with namespaces.HostNetwork(dict.fromkeys(["a", "b"], "eth0"), useless=None) as network, Line(network, Kind(200, 50)) as line:
     ...     line.addresses
     {'a': '10.79.0.1', 'b': '10.79.0.2'}
 
@@ -94,7 +94,7 @@ class Line:
     """
 
     def __init__(
-        self, network: hosts.NamespaceNetwork, kind: Kind, seed: int = 1, congestion: str = "", sites: int = 0
+        self, network: namespaces.HostNetwork, kind: Kind, seed: int = 1, congestion: str = "", sites: int = 0
     ):
         self.kind = kind
         self.sites = sites or len(network.hosts)
@@ -106,7 +106,7 @@ class Line:
         try:
             assert self._process.stdout is not None
             if not self._process.stdout.readline():
-                raise hosts.NotMade(
+                raise namespaces.NotMade(
                     f"making a line: /dev/net/tun must be there for root, but '{names[0]}' was refused."
                 )
             for name, host in zip(names, network.hosts.values(), strict=True):
@@ -141,7 +141,7 @@ class Line:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _plug_in(self, device: str, host: hosts.NamespaceHost, congestion: str) -> None:
+    def _plug_in(self, device: str, host: namespaces.NamespaceHost, congestion: str) -> None:
         subprocess.run([find_program("ip"), "link", "set", device, "netns", str(host.pid)], check=True)
         for line in (["ip", "link", "set", device, "name", INTERFACE],
                      ["ip", "link", "set", INTERFACE, "txqueuelen", str(QUEUE_PACKETS), "mtu", str(PACKET_BYTES), "up"],
@@ -150,7 +150,7 @@ class Line:
         if congestion:
             known = ALLOWED_CONGESTION.read_text().split()
             if congestion not in known:
-                raise hosts.NotMade(
+                raise namespaces.NotMade(
                     f"making a line: --congestion must be one of those that this machine's kernel allows all users, {', '.join(known)}, "
                     f"but is {congestion}. As root: sysctl -w net.ipv4.tcp_allowed_congestion_control='{' '.join([*known, congestion])}'."
                 )
@@ -165,7 +165,9 @@ class Raw:
     round_trip_seconds: float
 
 
-def raw_rate(line: Line, one: hosts.NamespaceHost, other: hosts.NamespaceHost, congestion: str = "cubic") -> Raw:
+def raw_rate(
+    line: Line, one: namespaces.NamespaceHost, other: namespaces.NamespaceHost, congestion: str = "cubic"
+) -> Raw:
     """Has iperf3 send one way. Raises RuntimeError with its words if it finds no rate."""
     server = other.start("iperf3", "--server", "--one-off", stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + SECONDS_TO_START

@@ -15,9 +15,9 @@ import ringtrain as rt
 from benchmarks.computing import Computation, backward, cores_to_compute_on
 from ringtrain._runtime.operations import Handle
 from ringtrain.bench import ranks, report
+from ringtrain.bench.measured_worlds import MeasuredWorld
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
-from ringtrain.bench.worlds import MeasuredWorld
 
 PARTS = ("computing", "sending", "step")
 LIMIT = 0.15  # of the smaller; what a good overlap stays below if a core is free

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import lines
 from benchmarks.lines import Kind, Line
-from ringtrain.bench import documents, hosts
+from ringtrain.bench import documents, namespaces
 
 MODULE = "benchmarks"
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,13 +36,13 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     """Makes hosts and one line after the other, runs the benchmark on each, and returns the highest exit code."""
-    needed = "" if hosts.find_program("iperf3") else "raw TCP is measured by iperf3: apt-get install iperf3"
-    if hindrance := hosts.missing() or needed:
+    needed = "" if namespaces.find_program("iperf3") else "raw TCP is measured by iperf3: apt-get install iperf3"
+    if hindrance := namespaces.missing() or needed:
         print(f"python -m benchmarks wide: {hindrance}.", file=sys.stderr)
         return 2
     written, codes = [], []
     names = [f"host-{number}" for number in range(1, options["hosts"] + 1)]
-    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
+    with namespaces.HostNetwork(dict.fromkeys(names, "eth0"), useless=None) as network:
         for loss in options["losses"]:
             kind = Kind(options["mbit"], options["round_trip_ms"], loss, options["buffer_ms"])
             with Line(network, kind, congestion=options["congestion"], sites=options["sites"]) as line:
@@ -56,7 +56,7 @@ def start(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     return max(codes)
 
 
-def _run(network: hosts.NamespaceNetwork, line: Line, package: str, arguments: Sequence[str]) -> int:
+def _run(network: namespaces.HostNetwork, line: Line, package: str, arguments: Sequence[str]) -> int:
     """One job on the line. package: the folder that ringtrain is imported from; "" for this one."""
     one, *_, other = network.hosts.values()
     raw = lines.raw_rate(line, one, other)
@@ -82,8 +82,8 @@ def run(sizes: Sequence[int], ways: Sequence[str], peers: Sequence[str], repetit
     """Runs the benchmark on this rank; returns whether every system's results were right."""
     # Not before: what waits for the other ranks is a world of its own.
     from ringtrain.bench import ranks, report, wire
+    from ringtrain.bench.measured_worlds import MeasuredWorld
     from ringtrain.bench.systems import PEERS, Over, System
-    from ringtrain.bench.worlds import MeasuredWorld
 
     os.environ["GLOO_SOCKET_IFNAME"] = lines.INTERFACE
     site = f"site-{ranks.rank() * sites // ranks.size()}" if sites < ranks.size() else ""

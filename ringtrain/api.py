@@ -12,7 +12,7 @@ from ringtrain._bootstrap.probes import gpu_libraries
 from ringtrain._bootstrap.start import init, shutdown
 from ringtrain._runtime import operations
 from ringtrain._runtime.context import current, is_initialized
-from ringtrain._runtime.flights import flight_record
+from ringtrain._runtime.flight_recorder import flight_record
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import *  # noqa: F403 - the operations, listed once
 from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set

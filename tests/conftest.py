@@ -18,7 +18,7 @@ import worlds
 from hypothesis import HealthCheck, settings
 
 from ringtrain import testing
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 
 settings.register_profile(  # and on a slow machine, too
     "same examples in every run",
@@ -154,7 +154,7 @@ def ranks_take_turns_in_torchs_optimizers(monkeypatch):
 def gradients_as_bucket_views(monkeypatch):
     """Distributed optimizers make gradients views of buckets after one step, unless a compressor takes them one by one."""
     import ringtrain.torch as hvd
-    from ringtrain._training import plan
+    from ringtrain._training import bucket_plan
     from ringtrain.torch.compression import compression_in_the_core
 
     def optimizer_with_buckets(*arguments, make=hvd.DistributedOptimizer, **named):
@@ -162,7 +162,7 @@ def gradients_as_bucket_views(monkeypatch):
         return make(*arguments, **{"mode": hvd.Synchronous(gradient_as_bucket_view=by_core), **named})
 
     monkeypatch.setattr(hvd, "DistributedOptimizer", optimizer_with_buckets)
-    monkeypatch.setattr(plan, "STEADY_STEPS", 1)
+    monkeypatch.setattr(bucket_plan, "STEADY_STEPS", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def compared_always(monkeypatch):
 def three_hosts():
     """Hosts on this machine, for all tests that need no links of a certain rate: real sshds, interfaces of different names,
     a docker0 that leads nowhere, and a bare PATH. A test leaves no process and no file on them."""
-    with hosts.NamespaceNetwork(
+    with namespaces.HostNetwork(
         {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, login_path="/nonexistent"
     ) as made:
         yield made

@@ -24,7 +24,9 @@ EACH_MPI = pytest.mark.parametrize(
 EACH_STARTER = pytest.mark.parametrize(
     "mpi", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("openmpi", "mpich", "tcp")]
 )
-LIBRARY = "from ringtrain.launch.mpi import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
+LIBRARY = (
+    "from ringtrain.launch.mpi_installation import find_installation as f; i = f(); print(i.engine.__name__, i.library)"
+)
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def of_jax(jax: Any) -> dict[str, Any]:
 
 
 def of_ringtrain(ringtrain: Any) -> dict[str, Any]:
-    guard = sys.modules.get("ringtrain._training.guard")
+    guard = sys.modules.get("ringtrain._training.step_guard")
     under_way = guard.under_way() if guard else None
     return {"ringtrain.is_initialized()": ringtrain.is_initialized(), "guard.under_way()": under_way}
 

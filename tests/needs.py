@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from ringtrain.bench import hosts as hosts_here
+from ringtrain.bench import namespaces as hosts_here
 
 PREPARED = bool(os.environ.get("RINGTRAIN_TEST_PREPARED"))  # bin/test ran as root
 

@@ -1,5 +1,5 @@
 // FlightRecord: what a rank leaves behind for `ringtrain flight`: who it is, why it writes, and its last operations
-// (flight.h), as JSON that ringtrain/_runtime/flights.py reads.
+// (flight.h), as JSON that ringtrain/_runtime/flight_recorder.py reads.
 #ifndef RINGTRAIN_OBSERVE_FLIGHT_RECORD_H_
 #define RINGTRAIN_OBSERVE_FLIGHT_RECORD_H_
 

@@ -3,7 +3,7 @@
 Python needs half a microsecond and three objects to tell the core of an array; the core reads in a few nanoseconds what it
 is, from the struct behind it. That struct is part of NumPy's ABI (``PyArrayObject_fields``, read in place by every extension
 that was compiled for NumPy), and its offsets are tried on some arrays before they are used. Where they do not hold, and for
-arrays that are not plain, each is looked at by itself (``buffers``).
+arrays that are not plain, each is looked at by itself (``tensor_memory``).
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from ringtrain._binding import tables
 from ringtrain._binding._native import CData, ffi, lib
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 
 _IDS = ffi.typeof("uintptr_t[]")
 _TENSORS = ffi.typeof("rt_tensor[]")

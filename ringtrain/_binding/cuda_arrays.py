@@ -1,7 +1,7 @@
 """Arrays in the memory of a GPU, of whatever library: where they lie, on which stream, and results for the same library.
 
 DLPack is asked first, since it knows bfloat16 and names the device; then the CUDA array interface (version 3), as Numba
-has it. No library is imported. Called by ``buffers`` for what is no tensor of a registered framework.
+has it. No library is imported. Called by ``tensor_memory`` for what is no tensor of a registered framework.
 """
 
 import os

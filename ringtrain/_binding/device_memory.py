@@ -4,7 +4,7 @@ import math
 
 from ringtrain._binding import tables
 from ringtrain._binding._native import CData, check, ffi, lib
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 
 
 class DeviceMemory:

@@ -1,7 +1,7 @@
 """Reads tensors of any library that speaks DLPack, without a copy and without that library, and lends memory to them.
 
 NumPy's own ``from_dlpack`` knows no bfloat16, no floats of 8 bits, and calls older producers' memory read-only; ``view`` serves both.
-Called by ``buffers`` for everything that is neither an ndarray nor of a registered framework, and by ``cuda_arrays``.
+Called by ``tensor_memory`` for everything that is neither an ndarray nor of a registered framework, and by ``cuda_arrays``.
 """
 
 import ctypes

@@ -28,7 +28,7 @@ from ringtrain._rendezvous import rendezvous as places
 from ringtrain._rendezvous.announce import announce_segments
 from ringtrain._runtime import exits, inquiries, mpi, reports
 from ringtrain._runtime.context import Context, default, is_initialized, make_default, of_thread, raise_unusable
-from ringtrain._runtime.flights import record_of
+from ringtrain._runtime.flight_recorder import record_of
 from ringtrain._runtime.process_sets import hosts_of
 from ringtrain._runtime.statistics import lateness_of, shares_of, traffic_of
 from ringtrain.errors import InvalidArgumentError, RingtrainError, UnsupportedError

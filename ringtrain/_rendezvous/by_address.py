@@ -1,4 +1,4 @@
-"""A place for `gathering` at "host:port", where rank 0 listens.
+"""A place for `at_rank_zero` at "host:port", where rank 0 listens.
 
 Ranks without a secret meet on one host alone, by a Unix socket under the port's number, whose ends are told each other's user
 by the kernel. That name has no file, so any user may take it first: rank 0 then adds to it what nobody can know before, and
@@ -14,8 +14,8 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtrain._rendezvous import gathering
-from ringtrain._rendezvous.gathering import Found, Where, answers
+from ringtrain._rendezvous import at_rank_zero
+from ringtrain._rendezvous.at_rank_zero import Found, Where, answers
 from ringtrain._rendezvous.introducing import ONE_SECRET, Call
 from ringtrain._rendezvous.meeting import Introduction, user_of
 from ringtrain.errors import InvalidArgumentError
@@ -40,7 +40,7 @@ def parse(text: str) -> Address | None:
 
 
 def meet(address: Address, call: Call, secret: bytes) -> Introduction:
-    """`gathering.meet` at an address, the same on all ranks.
+    """`at_rank_zero.meet` at an address, the same on all ranks.
 
     Args:
         address: rank 0's.
@@ -55,7 +55,7 @@ def meet(address: Address, call: Call, secret: bytes) -> Introduction:
             "join. Give all ranks the same 32 bytes (secrets.token_bytes), or a text in RINGTRAIN_SECRET, such as that of: "
             "openssl rand -hex 32"
         )
-    return gathering.meet(AtAddress(address, secret), call)
+    return at_rank_zero.meet(AtAddress(address, secret), call)
 
 
 def is_loopback(address: Address) -> bool:
@@ -75,7 +75,7 @@ def names_this_host(address: Address) -> bool:
 
 
 class AtAddress:
-    """See `gathering.Place`."""
+    """See `at_rank_zero.GatheringPlace`."""
 
     def __init__(self, address: Address, secret: bytes):
         self.absent = f"rank 0 could not be reached at '{address}'"

@@ -18,7 +18,7 @@ TRIES = 100
 
 
 def meet(path: Path, call: Call, listens: str, secret: bytes) -> Introduction:
-    """`gathering.meet` by a note in this folder, the same on all ranks, which is made if it is not there.
+    """`at_rank_zero.meet` by a note in this folder, the same on all ranks, which is made if it is not there.
 
     Raises InvalidArgumentError, besides, if the folder cannot be used, or others than this user may read it.
     """

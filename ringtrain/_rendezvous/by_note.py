@@ -1,4 +1,4 @@
-"""A place for `gathering` where rank 0 leaves a note that all can read: where it listens, and a secret that it has drawn.
+"""A place for `at_rank_zero` where rank 0 leaves a note that all can read: where it listens, and a secret that it has drawn.
 
 A board for the note is a folder (`by_files`) or a store of torch's (`stores`). A note of a rank 0 that is no more may be there:
 nobody answers at that address, or somebody with another secret, and so it is read again. Two processes that are rank 0 leave
@@ -14,7 +14,7 @@ import socket
 import time
 from typing import Any, Protocol
 
-from ringtrain._rendezvous.gathering import Found, Where, answers, meet, tell
+from ringtrain._rendezvous.at_rank_zero import Found, Where, answers, meet, tell
 from ringtrain._rendezvous.handshake import HandshakeError
 from ringtrain._rendezvous.introducing import ONE_SECRET, Call, on_its_host_alone, two_processes
 from ringtrain._rendezvous.meeting import SECRET_BYTES, Introduction, endpoint
@@ -47,7 +47,7 @@ class Board(Protocol):
 
 
 class Noted:
-    """See `gathering.Place`. listens: where rank 0 may listen, as the core reads it; secret: b"" if the ranks have none."""
+    """See `at_rank_zero.GatheringPlace`. listens: where rank 0 may listen, as the core reads it; secret: b"" if the ranks have none."""
 
     def __init__(self, board: Board, listens: str, secret: bytes):
         self.absent = f"rank 0 left no word in '{board.name}'"
@@ -132,7 +132,7 @@ class Noted:
 
 
 def meet_by_note(board: Board, call: Call, listens: str, secret: bytes) -> Introduction:
-    """`gathering.meet`, by a note on this board."""
+    """`at_rank_zero.meet`, by a note on this board."""
     return meet(Noted(board, listens, secret), call)
 
 

@@ -13,7 +13,7 @@ from ringtrain._rendezvous.meeting import Introduction
 
 
 def meet(store: Any, call: Call, listens: str, secret: bytes) -> Introduction:
-    """`gathering.meet` by a note in this store."""
+    """`at_rank_zero.meet` by a note in this store."""
     return meet_by_note(Store(store), call, listens, secret)
 
 

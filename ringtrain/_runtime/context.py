@@ -24,7 +24,7 @@ from ringtrain._binding._native import (
     lib,
     take_error,
 )
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 from ringtrain._runtime import exits, ranges
 from ringtrain._runtime.pending import Operation, Request
 from ringtrain.errors import (

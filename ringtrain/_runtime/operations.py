@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._binding import array_groups, buffers, device_memory, tables
+from ringtrain._binding import array_groups, device_memory, tables, tensor_memory
 from ringtrain._binding._native import lib
-from ringtrain._binding.buffers import Buffer, HostBuffers, InPlace
 from ringtrain._binding.cuda_arrays import CudaArray
+from ringtrain._binding.tensor_memory import Buffer, HostBuffers, InPlace
 from ringtrain._runtime import arguments, repeats
 from ringtrain._runtime.context import current
 from ringtrain._runtime.pending import Operation
@@ -669,7 +669,7 @@ def _rows(
     with Submission(kind, name, process_set, waits) as submission:
         attributes = {} if terms is None else _reducing(*terms)
         tensors = list(given) if grouped else [given]
-        inputs = [buffers.as_buffer(tensor) for tensor in tensors]
+        inputs = [tensor_memory.as_buffer(tensor) for tensor in tensors]
         operation = submission.start(inputs, [None] * len(inputs), **attributes)
 
     def results(operation: Operation) -> Any:
@@ -682,7 +682,7 @@ def _rows(
 def _alltoall(given: Any, splits: Any, name: str | None, process_set: ProcessSet, waits: bool = False) -> Handle:
     """An alltoall whose result is always the pair; the adapter for PyTorch needs it, too."""
     with Submission("alltoall", name, process_set, waits) as submission:
-        buffer = buffers.as_buffer(given)
+        buffer = tensor_memory.as_buffer(given)
         rows = None if splits is None else arguments.split_rows(splits)
         operation = submission.start((buffer,), (None,), splits=rows)
 
@@ -696,20 +696,20 @@ def _same_shape(given: Any, in_place: bool) -> _SameShape:
     """An operation whose result looks like its input."""
     if type(given) is Buffer:  # an adapter has found where it is
         return (given,), (given,), None, None
-    plain = buffers.own_buffer(given, in_place)
+    plain = tensor_memory.own_buffer(given, in_place)
     if plain is not None:
         if in_place:
             return (plain,), (plain,), given, None
-        array, output = buffers.empty_like(plain)
+        array, output = tensor_memory.empty_like(plain)
         return (plain,), (output,), array, None
     if in_place:
         target = InPlace(given)
         return (target.buffer,), (target.buffer,), None, _in_stream_order(given, target.buffer, target.give_back)
-    source = buffers.as_buffer(given)
+    source = tensor_memory.as_buffer(given)
     if source.device >= 0:
         return _same_shape_on_device(given, source)
-    memory, output = buffers.empty_like(source)
-    return (source,), (output,), None, lambda operation: buffers.wrap(given, memory, source.dtype, source.shape)
+    memory, output = tensor_memory.empty_like(source)
+    return (source,), (output,), None, lambda operation: tensor_memory.wrap(given, memory, source.dtype, source.shape)
 
 
 def _group_of_same_shape(given: Any, in_place: bool) -> _SameShape:
@@ -733,9 +733,9 @@ def _group_of_same_shape(given: Any, in_place: bool) -> _SameShape:
 
 def _same_shape_on_device(given: Any, source: Buffer) -> _SameShape:
     """``_same_shape`` of one tensor on a GPU: into one of its library, or into memory that is lent to its library."""
-    fresh = buffers.cuda_empty_like(given)
+    fresh = tensor_memory.cuda_empty_like(given)
     if fresh is not None:
-        output = buffers.as_buffer(fresh)
+        output = tensor_memory.as_buffer(fresh)
         return (source,), (output,), None, _in_stream_order(given, source, lambda operation: fresh)
     dtype, shape = source.dtype, source.shape
     memory = device_memory.allocate_on_device(
@@ -744,7 +744,7 @@ def _same_shape_on_device(given: Any, source: Buffer) -> _SameShape:
     output = Buffer(memory.address, dtype, shape, source.device, source.stream, memory)
 
     def results(operation: Operation) -> Any:
-        return buffers.wrap(given, operation.array_in(memory, dtype, shape), dtype, shape)
+        return tensor_memory.wrap(given, operation.array_in(memory, dtype, shape), dtype, shape)
 
     return (source,), (output,), None, _in_stream_order(given, source, results)
 
@@ -755,7 +755,7 @@ def _in_stream_order(given: Any, source: Buffer, results: _Results) -> _Results:
         return results
 
     def ordered(operation: Operation) -> Any:
-        operation.hold_back(buffers.stream_of(given))
+        operation.hold_back(tensor_memory.stream_of(given))
         return results(operation)
 
     return ordered
@@ -764,8 +764,8 @@ def _in_stream_order(given: Any, source: Buffer, results: _Results) -> _Results:
 def _allocated(like: Any, operation: Operation, index: int) -> Any:
     memory, dtype, shape = operation.allocated(index)
     if type(memory) is CudaArray:
-        operation.hold_back(buffers.stream_of(like))
-    return buffers.wrap(like, memory, dtype, shape)
+        operation.hold_back(tensor_memory.stream_of(like))
+    return tensor_memory.wrap(like, memory, dtype, shape)
 
 
 def _reducing(

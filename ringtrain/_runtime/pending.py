@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
-from ringtrain._binding import buffers, device_memory, log, tables
+from ringtrain._binding import device_memory, log, tables, tensor_memory
 from ringtrain._binding._native import OK, PENDING, CData, check, ffi, lib, take_error
 from ringtrain._binding.array_groups import ArrayGroup
-from ringtrain._binding.buffers import Buffer, HostBuffers
 from ringtrain._binding.cuda_arrays import CudaArray
+from ringtrain._binding.tensor_memory import Buffer, HostBuffers
 from ringtrain._runtime import ranges
 from ringtrain.errors import TimeoutError
 
@@ -279,7 +279,7 @@ class Operation:
             fresh = device_memory.DeviceMemory(int(ffi.cast("uintptr_t", memory)), self._tensors[0][index].device)
             return self.array_in(fresh, dtype, extents), dtype, extents
         size_bytes = math.prod(extents) * tables.DTYPE_BY_ID[dtype].bytes
-        return buffers.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
+        return tensor_memory.owned_memory(memory, size_bytes) if memory else bytearray(size_bytes), dtype, extents
 
     def has_filled(self, index: int) -> bool:
         """Whether a result with rows is in the output that was given for it, and not in memory of the library's, after ``wait``."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ringtrain._binding import buffers
+from ringtrain._binding import tensor_memory
 from ringtrain._runtime import arguments
 from ringtrain._runtime.operations import Handle
 from ringtrain._runtime.pending import Operation
@@ -90,7 +90,7 @@ def receive_async(
 
 def _send(tensor: Any, to: int, tag: int, process_set: ProcessSet, waits: bool = False) -> Handle:
     context, identity = current_of(process_set)
-    buffer = buffers.as_buffer(tensor)
+    buffer = tensor_memory.as_buffer(tensor)
     splits, root = [_tag(tag)], arguments.root(to)
     operation = context.submit(
         "send", None, (buffer,), (buffer,), process_set=identity, splits=splits, waits=waits, root=root
@@ -100,7 +100,7 @@ def _send(tensor: Any, to: int, tag: int, process_set: ProcessSet, waits: bool =
 
 def _receive(tensor: Any, source: int | None, tag: int, process_set: ProcessSet, waits: bool = False) -> Handle:
     context, identity = current_of(process_set)
-    target = buffers.InPlace(tensor)
+    target = tensor_memory.InPlace(tensor)
     root = ANY_RANK if source is None else arguments.root(source)
     splits = [_tag(tag)]
     operation = context.submit(

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ringtrain._binding import buffers, log, tables
+from ringtrain._binding import log, tables, tensor_memory
 from ringtrain._binding._native import OK, CData, ffi, lib, take_error
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.pending import Operation, Request
@@ -46,7 +46,7 @@ class Repeat:
         filled.name(ffi.new("char[]", name.encode()))
         filled.request.caller_waits = True
         filled.set_attributes(attributes)
-        filled.describe((buffers.as_buffer(tensor),), (None,))
+        filled.describe((tensor_memory.as_buffer(tensor),), (None,))
         self._kept = filled
         self.tensor, self.request, self.handle, self.error = filled.first, filled.request, filled.handle, filled.error
 

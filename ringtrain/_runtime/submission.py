@@ -9,7 +9,7 @@ is raised here. What cannot be announced: a call that Python refuses before the 
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.pending import Operation
 from ringtrain.errors import InvalidArgumentError, ProcessSetLostError

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet

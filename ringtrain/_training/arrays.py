@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ringtrain._binding.buffers import Buffer, as_buffer
+from ringtrain._binding.tensor_memory import Buffer, as_buffer
 from ringtrain._runtime.pending import Operation
 
 Array = TypeVar("Array")

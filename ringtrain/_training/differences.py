@@ -10,8 +10,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ringtrain._binding.buffers import Buffer, as_buffer
 from ringtrain._binding.log import logger
+from ringtrain._binding.tensor_memory import Buffer, as_buffer
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import terms as words
 from ringtrain._training import trained as lists

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringtrain._binding import tables
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import powersgd

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ringtrain._binding import buffers
+from ringtrain._binding import tensor_memory
 from ringtrain._binding._native import ffi
 from ringtrain._binding.log import logger
 from ringtrain._runtime import error_feedback
@@ -79,7 +79,7 @@ def of_all_ranks(session: Session, averages: bool, prefix: str) -> dict[str, dic
             sent *= np.float32(_hosts(session))
         else:  # each element is kept by one rank of a host; the others have zero
             for part, array in zip(PARTS, (sent, finished), strict=True):
-                both = [buffers.as_buffer(array)]
+                both = [tensor_memory.as_buffer(array)]
                 context.submit(
                     "allreduce",
                     f"{name}.{place}.{part}",

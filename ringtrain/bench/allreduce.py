@@ -20,7 +20,7 @@ import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, MemcpyMoves, RingtrainMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
-from ringtrain.bench.exchange import PlainAllreduce
+from ringtrain.bench.plain_allreduce import PlainAllreduce
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
 from ringtrain.bench.turns import Pause, time_in_turn, time_of

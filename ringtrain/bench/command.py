@@ -19,7 +19,7 @@ from typing import Any
 
 from ringtrain._binding.options import environment
 from ringtrain._rendezvous import launcher
-from ringtrain.bench import documents, hosts, shaped
+from ringtrain.bench import documents, namespaces, shaped
 from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
 from ringtrain.launch import progress
@@ -85,7 +85,7 @@ class Command:
         chosen = self.parser().parse_args(arguments)
         try:
             return self._run(chosen, arguments)
-        except hosts.NotMade as problem:
+        except namespaces.NotMade as problem:
             print(problem, file=sys.stderr)
             return 1
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks, report
-from ringtrain.bench.worlds import MeasuredWorld
+from ringtrain.bench.measured_worlds import MeasuredWorld
 
 SETTLE_SECONDS = 1.0  # after the last operation a rank stays awake for a moment
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ringtrain.bench import documents, hosts
+from ringtrain.bench import documents, namespaces
 
 UNLIMITED = "unlimited"
 IPERF_SECONDS = 3
@@ -23,7 +23,9 @@ SECONDS_FOR_IPERF = 30.0
 
 def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Makes the hosts, runs the benchmark for each number of ranks a host, and returns the highest exit code."""
-    hindrance = hosts.missing() or ("" if hosts.find_program("iperf3") else "the raw rate is measured by iperf3")
+    hindrance = namespaces.missing() or (
+        "" if namespaces.find_program("iperf3") else "the raw rate is measured by iperf3"
+    )
     if hindrance:
         print(f"{chosen.command} {chosen.benchmark}: {hindrance}. Run as root: apt-get install iperf3 iproute2 openssh-server",
               file=sys.stderr)  # fmt: skip
@@ -39,7 +41,7 @@ def start(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    with hosts.NamespaceNetwork(
+    with namespaces.HostNetwork(
         dict.fromkeys(names, "eth0"), rate=[None if rate == UNLIMITED else rate for rate in rates], useless=None,
         cores_apart=chosen.cores == "apart",
     ) as network:  # fmt: skip
@@ -74,20 +76,20 @@ def start_apart(chosen: argparse.Namespace, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    if hindrance := hosts.missing():
+    if hindrance := namespaces.missing():
         print(f"{chosen.command} --rate: {hindrance}.", file=sys.stderr)
         return 2
     names = [f"host-{number}" for number in range(1, hosts_needed + 1)]
-    with hosts.NamespaceNetwork(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
+    with namespaces.HostNetwork(dict.fromkeys(names, "eth0"), rate=chosen.rate, useless=None) as network:
         further = _addresses_of(network) if hasattr(chosen, "addresses") else []
         return _run(chosen, network[names[0]], names, chosen.ranks_a_host, [*arguments, *further], sys.executable)
 
 
-def _addresses_of(network: hosts.NamespaceNetwork) -> list[str]:
+def _addresses_of(network: namespaces.HostNetwork) -> list[str]:
     return ["--addresses", ";".join(f"{name}={','.join(host.addresses)}" for name, host in network.hosts.items())]
 
 
-def measured_rate(one: hosts.NamespaceHost, other: hosts.NamespaceHost, link: int = 0) -> float:
+def measured_rate(one: namespaces.NamespaceHost, other: namespaces.NamespaceHost, link: int = 0) -> float:
     """Bytes per second from host to host over one of their links, both ways at once: the slower way's.
 
     Raises RuntimeError with what iperf3 said last if it finds no rate within ``SECONDS_FOR_IPERF``.
@@ -135,7 +137,7 @@ def rate_in(report: str) -> float:
 
 def _run(
     chosen: argparse.Namespace,
-    first: hosts.NamespaceHost,
+    first: namespaces.NamespaceHost,
     names: Sequence[str],
     ranks_per_host: int,
     arguments: Sequence[str],

@@ -11,7 +11,7 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain.bench import ranks
-from ringtrain.bench.worlds import MeasuredWorld
+from ringtrain.bench.measured_worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 from ringtrain.launch.modes import SHRINKS
 

@@ -18,8 +18,8 @@ import ringtrain as rt
 import ringtrain.torch as hvd
 from ringtrain._runtime import context as contexts
 from ringtrain.bench import ranks
+from ringtrain.bench.measured_worlds import MeasuredWorld
 from ringtrain.bench.torch_networks import Batch, loss_of
-from ringtrain.bench.worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]

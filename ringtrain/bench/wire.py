@@ -19,10 +19,10 @@ import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, OverMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
+from ringtrain.bench.measured_worlds import MeasuredWorld
 from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
-from ringtrain.bench.worlds import MeasuredWorld
 from ringtrain.errors import UnsupportedError
 
 HEADINGS = ["size", "system", "median", "fastest", "floor", "share of floor", "CPU s / GB", "result"]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ringtrain._binding.options import environment, resolve
 from ringtrain._bootstrap.nccl import libraries
 from ringtrain._bootstrap.probes import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
-from ringtrain._training.arguments import chosen_op
+from ringtrain._training.optimizer_arguments import chosen_op
 from ringtrain.errors import InvalidArgumentError
 
 __all__ = [

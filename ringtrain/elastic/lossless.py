@@ -16,7 +16,7 @@ from ringtrain._runtime.arguments import whole
 from ringtrain._runtime.context import current
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet
-from ringtrain._training.guard import Part, under_way
+from ringtrain._training.step_guard import Part, under_way
 from ringtrain.elastic.sets import Rule, Sets
 from ringtrain.elastic.standing import Training
 from ringtrain.elastic.state import State, check_free_names

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ringtrain._binding._native import CData, counted, ffi, lib, made, require
-from ringtrain._training import guard
+from ringtrain._training import step_guard
 from ringtrain.errors import InvalidArgumentError
 
 _POSITIONS, _BATCHES, _GROWING_BATCHES = range(3)  # `Cut`
@@ -37,7 +37,7 @@ def refuse_second_pass(sampler: str, epoch: int, has_none_left: bool) -> None:
 
 def refuse_in_loop_without(sampler: str) -> None:
     """Raises InvalidArgumentError where steps survive that have no sampler, but one is read that no state has."""
-    running = guard.under_way()
+    running = step_guard.under_way()
     if running is not None and not running.deals:
         raise InvalidArgumentError(
             f"{sampler}: the State or Guard of this loop must have the sampler that is read, since samples of a rank that is lost "

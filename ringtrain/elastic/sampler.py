@@ -19,7 +19,7 @@ from ringtrain.elastic.adapters import register
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.order import BatchOrder, GrowingOrder, batches_in, refuse_in_loop_without, refuse_second_pass
 from ringtrain.elastic.reading import Reader
-from ringtrain.elastic.shares import share_rules
+from ringtrain.elastic.sample_shares import share_rules
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
 _STATES, _OUTLINES = "ringtrain.elastic.samplers", "ringtrain.elastic.sampler_outlines"

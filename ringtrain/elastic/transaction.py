@@ -26,11 +26,11 @@ from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Max, allgather, allreduce
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import global_process_set, id_of
-from ringtrain._training import guard
-from ringtrain._training.guard import Part, Result, awaited
+from ringtrain._training import step_guard
+from ringtrain._training.step_guard import Part, Result, awaited
 from ringtrain.elastic.likeness import refusal, unlike
+from ringtrain.elastic.sample_shares import Shares
 from ringtrain.elastic.sets import Sets
-from ringtrain.elastic.shares import Shares
 from ringtrain.elastic.standing import ReleaseStage, Standing, Training, set_of, standing_of
 from ringtrain.elastic.vote import Vote
 from ringtrain.elastic.worlds import can_go_on, ends_world, let_all_know, next_world
@@ -213,7 +213,7 @@ class Transaction:
     def finish(self) -> None:
         """Returns when all members have released every window; so none of them needs this rank for one any more."""
         awaited(self.run(_nothing, lambda _: Part.LAST, lambda: None))
-        guard.leave(self)
+        step_guard.leave(self)
 
     def _refuses_joiners(self, problem: RingtrainError) -> bool:
         """Whether ranks differ since some have joined, with which no step was done yet: these alone fail, and the others go on."""
@@ -238,7 +238,7 @@ class Transaction:
         """Goes on in the present world, at the start of the program: with the state that rank 0 has."""
         self._sets.begin()
         self._go_on(present=True)
-        guard.enter(self)
+        step_guard.enter(self)
 
     def pause(self) -> bool:
         """Between two steps: takes the next world, if all have agreed to; who waits to join is in it. Returns whether it did.

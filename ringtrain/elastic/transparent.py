@@ -17,7 +17,7 @@ import numpy as np
 from ringtrain._bootstrap import membership
 from ringtrain._runtime import operations
 from ringtrain._runtime.operations import Average, Compression
-from ringtrain._training.guard import Part
+from ringtrain._training.step_guard import Part
 from ringtrain._training.watch import Comparison
 from ringtrain.elastic.followed import follow
 from ringtrain.elastic.lossless import LosslessState, checked_progress, require_averages

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._bootstrap.member import Member
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object

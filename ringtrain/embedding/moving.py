@@ -15,7 +15,7 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain.embedding import checkpoints, optimizers
+from ringtrain.embedding import row_rules, table_files
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.initial import Initializer
 from ringtrain.embedding.kept_rows import KeptRows, Lines, Origin, kept_here, surviving
@@ -54,7 +54,7 @@ class MovingRows:
 
     name: str
     width: int
-    rule: optimizers.RowOptimizer
+    rule: row_rules.RowOptimizer
     process_set: ProcessSet
     kept: KeptRows | None
     _op: int
@@ -149,11 +149,11 @@ class MovingRows:
         self._came = self._taken = nothing(self.width, _DTYPE)
         self.gradients.forget()
         self._rows = self.new_rows(0, self.origin.rows)
-        self._state = optimizers.state_of(self.rule, self._rows, "memory", None)
+        self._state = row_rules.state_of(self.rule, self._rows, "memory", None)
 
-    def saved_in(self, folder: str | os.PathLike) -> checkpoints.Saved:
+    def saved_in(self, folder: str | os.PathLike) -> table_files.Saved:
         """What was saved of the table. Raises InvalidArgumentError if there is no whole one that fits."""
-        saved = checkpoints.find(folder, self.name)
+        saved = table_files.find(folder, self.name)
         for name, to in {"weight": self._rows, **self._state}.items():
             saved.check_width(to.array.shape[1], name)
         return saved

@@ -6,7 +6,7 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
 from ringtrain._training.adapter.checks import require_alike
-from ringtrain._training.guard import under_way
+from ringtrain._training.step_guard import under_way
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 

@@ -25,7 +25,7 @@ from ringtrain._runtime.objects import broadcast_object
 from ringtrain._runtime.operations import Average, Sum, allreduce
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, members_of, place_in, size_of
 from ringtrain.elastic.transparent import TransparentState
-from ringtrain.embedding import checkpoints, initial, optimizers
+from ringtrain.embedding import initial, row_rules, table_files
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import in_one_world
 from ringtrain.embedding.moving import MovingRows
@@ -74,13 +74,13 @@ class SelfUpdatingTable(MovingRows):
     """
 
     def __init__(
-        self, name: str, rows: int, width: int, optimizer: str | optimizers.RowOptimizer, seed: int = 0,
+        self, name: str, rows: int, width: int, optimizer: str | row_rules.RowOptimizer, seed: int = 0,
         initializer: str | initial.Initializer = "uniform", scale: float = 0.05, dealing: str = "modulo",
         storage: str = "memory", path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
         op: int = Average, process_set: ProcessSet = global_process_set, replicas: int = 1,
     ):  # fmt: skip
         self.name, self.width = name, width
-        self.rule = optimizers.checked(optimizer)
+        self.rule = row_rules.checked(optimizer)
         self._context, self.process_set, self._op = contexts.current(), process_set, op
         terms = (name, rows, width, seed, dealing, op, repr(self.rule))
         self.outline = f"rows of {(*terms, replicas)}"
@@ -95,7 +95,7 @@ class SelfUpdatingTable(MovingRows):
                 self.dealing.count(self.rank), width, _DTYPE, lambda places: first(self.dealing.ids(self.rank, places)),
                 storage, path, resident_bytes,
             )  # fmt: skip
-            self._state = optimizers.state_of(self.rule, self._rows, storage, path)
+            self._state = row_rules.state_of(self.rule, self._rows, storage, path)
         self._trips: collections.OrderedDict[int, tuple[Trip, int]] = collections.OrderedDict()  # and their worlds
         self._next_trip = 0
         self._lock = threading.Lock()
@@ -194,7 +194,7 @@ class SelfUpdatingTable(MovingRows):
             values = values.clip(-bound, bound)
         with self._lock:
             self.step += 1
-            optimizers.apply(self.rule, self._rows, self._state, taken.places, values, self.step)
+            row_rules.apply(self.rule, self._rows, self._state, taken.places, values, self.step)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the table and what the optimizer keeps, each rank its rows; all ranks call it.
@@ -244,7 +244,7 @@ class SelfUpdatingTable(MovingRows):
         for each in arrays.values():
             each.prepare(np.arange(self.owned))
         whole = {name: each.array[: self.owned] for name, each in arrays.items()}
-        checkpoints.write(folder, self.name, self.rank, self.dealing, token, whole, {"step": self.step})
+        table_files.write(folder, self.name, self.rank, self.dealing, token, whole, {"step": self.step})
 
     def _load(self, folder: str | os.PathLike) -> None:
         saved = self.saved_in(folder)

@@ -14,7 +14,7 @@ import numpy as np
 from ringtrain._runtime.operations import alltoall
 from ringtrain._runtime.process_sets import ProcessSet, members_of, size_of
 from ringtrain._runtime.submission import preparing
-from ringtrain.embedding import plan
+from ringtrain.embedding import row_requests
 from ringtrain.embedding.dealing import Dealing
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
@@ -105,37 +105,37 @@ class Trip:
             self._require_all(received)
             came, flags = self._by_table(flat, [each.counts for each in self._wanted], head=1)
             all_finite = not flags.any()
-        sums = [plan.added(wanted, rows) for wanted, rows in zip(self._wanted, came, strict=True)]
+        sums = [row_requests.added(wanted, rows) for wanted, rows in zip(self._wanted, came, strict=True)]
         return sums, all_finite
 
-    def _ask(self, ids: Sequence[np.ndarray]) -> list[plan.Wanted]:
+    def _ask(self, ids: Sequence[np.ndarray]) -> list[row_requests.Wanted]:
         ranks, tables = size_of(self._process_set), self._tables
         refusal = self._refusal(ids)
         if refusal is None:
-            self.asked = [plan.ask(table.dealing, each) for table, each in zip(tables, ids, strict=True)]
+            self.asked = [row_requests.ask(table.dealing, each) for table, each in zip(tables, ids, strict=True)]
         if ranks == 1:
             if refusal is not None:
                 self._raise(0, refusal)
-            return [plan.Wanted(each.places, each.counts) for each in self.asked]
+            return [row_requests.Wanted(each.places, each.counts) for each in self.asked]
         if refusal is None:
-            numbers, splits = plan.question(self.asked, ranks)
+            numbers, splits = row_requests.question(self.asked, ranks)
         else:
-            numbers, splits = plan.refusing(refusal, len(tables), ranks)
+            numbers, splits = row_requests.refusing(refusal, len(tables), ranks)
         came, received = alltoall(numbers, splits, f"{self.name}.ids", self._process_set)
         self._require_all(received)
-        wanted = plan.read(came, received, len(tables))
+        wanted = row_requests.read(came, received, len(tables))
         if isinstance(wanted, list):
             return wanted
         self._raise(*wanted)
 
-    def _refusal(self, ids: Sequence[np.ndarray]) -> plan.Refusal | None:
+    def _refusal(self, ids: Sequence[np.ndarray]) -> row_requests.Refusal | None:
         for number, (table, each) in enumerate(zip(self._tables, ids, strict=True)):
-            wrong = plan.first_out_of_range(table.dealing, each)
+            wrong = row_requests.first_out_of_range(table.dealing, each)
             if wrong is not None:
-                return plan.Refusal(number, wrong)
+                return row_requests.Refusal(number, wrong)
         return None
 
-    def _raise(self, place: int, refusal: plan.Refusal) -> NoReturn:
+    def _raise(self, place: int, refusal: row_requests.Refusal) -> NoReturn:
         table = self._tables[refusal.table]
         raise InvalidArgumentError(
             f"embedding '{table.name}': ids must be from 0 to {table.dealing.rows - 1}, but rank "

@@ -9,7 +9,7 @@ from accelerate.utils import DistributedType
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ringtrain._training.adapter.basics import is_initialized, size
-from ringtrain._training.arguments import check_trainers_arguments
+from ringtrain._training.optimizer_arguments import check_trainers_arguments
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 

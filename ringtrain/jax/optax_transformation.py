@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_passes
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.optimizer_arguments import check_passes
 from ringtrain.jax.accumulation import Accumulation
 from ringtrain.jax.trees import Tree, allreduce_gradients
 from ringtrain.jax.use import Use

@@ -33,9 +33,9 @@ from ringtrain._training.adapter.basics import *  # noqa: F403 - what all adapte
 from ringtrain._training.adapter.basics import loads_later as _loads_later
 from ringtrain.keras import callbacks, elastic, layers
 from ringtrain.keras.backends import backend as _backend
+from ringtrain.keras.loading import load_model
 from ringtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from ringtrain.keras.saving import load_model
-from ringtrain.keras.values import *  # noqa: F403 - the operations, listed once
+from ringtrain.keras.value_operations import *  # noqa: F403 - the operations, listed once
 from ringtrain.keras.variables import broadcast_global_variables, broadcast_variables
 
 init, Compression = _backend.hvd.init, _backend.Compression

@@ -18,8 +18,8 @@ from ringtrain._training.trained import Parameter, are_alike, unequal_trained
 from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.keras.callbacks.metrics import MetricHooks
+from ringtrain.keras.drift import require_equal
 from ringtrain.keras.optimizer import communicates_on, reduction_within
-from ringtrain.keras.replicas import require_equal
 from ringtrain.keras.types import Callback, Logs, Model, Params
 from ringtrain.keras.variables import path_of
 

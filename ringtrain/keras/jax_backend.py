@@ -38,7 +38,7 @@ from ringtrain.keras.types import Flag
 
 if TYPE_CHECKING:
     from ringtrain.embedding.table import SelfUpdatingTable
-    from ringtrain.keras.settings import Settings as ReductionSettings
+    from ringtrain.keras.reduction_settings import Settings as ReductionSettings
 
 Result = TypeVar("Result")
 

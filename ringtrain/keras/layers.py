@@ -15,7 +15,7 @@ from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.needs import check_needs
 from ringtrain.embedding.initial import Initializer
-from ringtrain.embedding.optimizers import SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam
+from ringtrain.embedding.row_rules import SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.keras.backends import backend
 from ringtrain.keras.rows import check

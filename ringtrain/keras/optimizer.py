@@ -16,9 +16,9 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_passes, check_scaling, given_groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.optimizer_arguments import check_passes, check_scaling, given_groups
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.backends import backend
@@ -26,8 +26,8 @@ from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.reduction import KerasReducer, when
+from ringtrain.keras.reduction_settings import Settings
 from ringtrain.keras.rows import check_all, combined_by, is_combined_by, settled
-from ringtrain.keras.settings import Settings
 from ringtrain.keras.types import Compression, Flag, Gradient, Gradients, Layer, Optimizer, Tensor, Variable
 
 if TYPE_CHECKING:  # the user's class comes behind it

@@ -15,7 +15,7 @@ from ringtrain.keras.types import Gradient, Gradients, Tensor
 from ringtrain.keras.variables import path_of
 
 if TYPE_CHECKING:
-    from ringtrain.keras.settings import Settings
+    from ringtrain.keras.reduction_settings import Settings
 
 Combine = Callable[[list[int], list[Gradient | None]], list[Gradient | None]]
 _WHO_IS_MISSING = (

@@ -26,7 +26,7 @@ from ringtrain.keras.backends import backend
 from ringtrain.keras.kinds import VariableKinds, is_overwritten
 from ringtrain.keras.naming import GradientNames
 from ringtrain.keras.pairing import Pairing
-from ringtrain.keras.settings import Settings
+from ringtrain.keras.reduction_settings import Settings
 from ringtrain.keras.types import Flag, Gradient, Gradients, Tensor, Variable
 from ringtrain.keras.watching import StepWatch
 

@@ -24,10 +24,10 @@ from ringtrain.keras.stepping import CALLED
 from ringtrain.keras.types import Flag
 
 if TYPE_CHECKING:
-    from ringtrain.keras.settings import Settings as ReductionSettings
+    from ringtrain.keras.reduction_settings import Settings as ReductionSettings
 from ringtrain.torch.compression import Compressor, compression_in_the_core
-from ringtrain.torch.replica import digest_of, processor_of
-from ringtrain.torch.replica import on_host as on_host_exactly
+from ringtrain.torch.drift import digest_of, processor_of
+from ringtrain.torch.drift import on_host as on_host_exactly
 
 columns: list[str] = []
 compiles_operations = carries_variables = False

@@ -10,7 +10,7 @@ from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.kinds import VariableKinds
 from ringtrain.keras.naming import GradientNames
-from ringtrain.keras.settings import Settings
+from ringtrain.keras.reduction_settings import Settings
 from ringtrain.keras.stepping import Stepping
 from ringtrain.keras.types import Gradient, Optimizer, Variable
 from ringtrain.keras.variables import path_of

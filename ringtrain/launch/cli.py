@@ -21,18 +21,18 @@ import click
 
 from ringtrain._binding import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import elastic_flags, log, openmpi, resume, settings, signals, srun, transport
+from ringtrain.launch import elastic_flags, log_lines, openmpi, resume, settings, signals, srun, transport
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import ScriptError
-from ringtrain.launch.elastic import ElasticJob
+from ringtrain.launch.elastic_job import ElasticJob
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.job import PATIENCE, Job, LeftJobError
 from ringtrain.launch.job_folder import JobFolder
-from ringtrain.launch.mpi import Installation, LaunchError, command_line
+from ringtrain.launch.mpi_installation import Installation, LaunchError, command_line
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.planning import idle_flags, make_plan, warnings
 from ringtrain.launch.preflight import check_hosts
@@ -270,7 +270,7 @@ def _plan_and_launch(given: Mapping[str, Any], terminal: Terminal) -> int:
     if given["resume"] is not None:
         elastic_flags.refuse_beside_resume(click.get_current_context())
         return take_up(given["resume"], terminal)
-    terminal.take_form(log.Json() if given["log_json"] else log.Text(), given["shows_time"])
+    terminal.take_form(log_lines.Json() if given["log_json"] else log_lines.Text(), given["shows_time"])
     plan = make_plan(given, os.environ, terminal.say_waiting)
     remarks = ranks_options.remarks({**os.environ, **plan.exported})
     for line in [*idle_flags(given), *warnings(given), *remarks]:
@@ -328,7 +328,7 @@ def take_up(name: str, terminal: Terminal) -> int:
     folder = JobFolder.find(name)
     outline = folder.read()
     plan, rules = outline.plan, outline.plan.elastic
-    terminal.take_form(log.Json() if plan.log_json else log.Text(), plan.shows_time)
+    terminal.take_form(log_lines.Json() if plan.log_json else log_lines.Text(), plan.shows_time)
     assert rules is not None  # no other job has a record
     resume.enter(outline)
     signals.prepare()

@@ -1,7 +1,7 @@
 """Hosts that an elastic job finds while it runs: those that a script of the user's names, or that come back.
 
 A thread runs the script again and again (`HostScript`); `Supply` decides which hosts are to be tried, and which are to
-leave; `elastic` carries that out.
+leave; `elastic_job` carries that out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hosts of an elastic job: whose agent serves, which slots of the job are theirs, and who leaves. Used by `elastic`."""
+"""The hosts of an elastic job: whose agent serves, which slots of the job are theirs, and who leaves. Used by `elastic_job`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What the launcher says of an elastic job, beside the words of its authority. Used by `elastic`."""
+"""What the launcher says of an elastic job, beside the words of its authority. Used by `elastic_job`."""
 
 from __future__ import annotations
 
-from ringtrain.launch.ranks import Rank
+from ringtrain.launch.known_ranks import Rank
 from ringtrain.launch.terminal import Terminal
 
 TOO_FEW = "A world must have"  # as the authority's reason begins, if there are too few ranks
 
 
 class ElasticNews:
-    """Events for people and programs, as `log` lists them.
+    """Events for people and programs, as `log_lines` lists them.
 
     job: its name. launcher_grace: seconds that the ranks go on without a launcher; 0 if they do not.
     """

@@ -7,10 +7,7 @@ from collections.abc import Iterable
 
 from ringtrain.launch.engine import Engine
 from ringtrain.launch.job_output import JobOutput
-from ringtrain.launch.meeting import LET_ALL_COME
-from ringtrain.launch.mpi import LaunchError
-from ringtrain.launch.plan import Plan
-from ringtrain.launch.ranks import (
+from ringtrain.launch.known_ranks import (
     Rank,
     blame_survived,
     describe_remains,
@@ -19,6 +16,9 @@ from ringtrain.launch.ranks import (
     host_without_engine,
     left_before,
 )
+from ringtrain.launch.meeting import LET_ALL_COME
+from ringtrain.launch.mpi_installation import LaunchError
+from ringtrain.launch.plan import Plan
 from ringtrain.launch.terminal import Terminal
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ringtrain._rendezvous.meeting import endpoint
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import Installation
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import OF_THE_ENGINE, Plan
 

@@ -1,4 +1,4 @@
-"""Says for whom the first world of an elastic job waits, if that takes long. Used by `elastic`."""
+"""Says for whom the first world of an elastic job waits, if that takes long. Used by `elastic_job`."""
 
 from __future__ import annotations
 

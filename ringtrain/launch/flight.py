@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ringtrain._runtime import flights
+from ringtrain._runtime import flight_recorder
 from ringtrain._runtime.rank_lists import ranks_text
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch import flight_comparison
@@ -23,7 +23,7 @@ def flight(folder: Path, rank: tuple[int, ...]) -> None:
     an error, or when an operation has waited for too long. Without a shared folder copy the files of all hosts into one.
     """
     try:
-        records, others = flight_comparison.newest_world(flights.read(folder))
+        records, others = flight_comparison.newest_world(flight_recorder.read(folder))
     except (OSError, InvalidArgumentError) as problem:
         raise click.ClickException(str(problem)) from None
     if rank:
@@ -34,7 +34,7 @@ def flight(folder: Path, rank: tuple[int, ...]) -> None:
         print(f"Left out, since of an earlier world: the records of {ranks_text(each.rank for each in others)}.")
 
 
-def _show_operations(records: list[flights.FlightRecord], ranks: tuple[int, ...]) -> None:
+def _show_operations(records: list[flight_recorder.FlightRecord], ranks: tuple[int, ...]) -> None:
     by_rank = {record.rank: record for record in records}
     if absent := [rank for rank in ranks if rank not in by_rank]:
         raise click.ClickException(

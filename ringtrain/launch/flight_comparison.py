@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ringtrain._runtime.flights import OK, PENDING, REFUSED, FlightRecord, Flown, placed
+from ringtrain._runtime.flight_recorder import OK, PENDING, REFUSED, FlightRecord, Flown, placed
 from ringtrain._runtime.rank_lists import ranks_text
 
 MOST_FINDINGS = 20  # of one kind that are told; the others are counted

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from ringtrain._bootstrap import probes
-from ringtrain.launch.agent.command import OF_HOROVODRUN
+from ringtrain.launch.agent.rank_command import OF_HOROVODRUN
 from ringtrain.launch.cli import main, ringtrainrun
 from ringtrain.launch.versions import version_of
 

@@ -1,4 +1,4 @@
-"""Hosts that come to an elastic job and leave it: which is tried, who has to go, and when its agent may. Used by `elastic`."""
+"""Hosts that come to an elastic job and leave it: which is tried, who has to go, and when its agent may. Used by `elastic_job`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent
-from ringtrain.launch.slots import SlotEngine
+from ringtrain.launch.slot_engine import SlotEngine
 from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.trials import Trial, Trials
 

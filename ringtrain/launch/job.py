@@ -27,12 +27,12 @@ from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.host_setup import Allocation, HostSetup
 from ringtrain.launch.job_output import JobOutput
+from ringtrain.launch.known_ranks import LOST, Rank
 from ringtrain.launch.meeting import MeetingEnd, Meetings
-from ringtrain.launch.mpi import LaunchError, command_line
+from ringtrain.launch.mpi_installation import LaunchError, command_line
 from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.ranks import LOST, Rank
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.stopped import StoppedRanks
 from ringtrain.launch.terminal import Terminal

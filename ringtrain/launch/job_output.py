@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ringtrain.launch.known_ranks import Rank
 from ringtrain.launch.output import Limits, RankStream
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.rank_files import RankFiles
-from ringtrain.launch.ranks import Rank
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.writing import Loss, Patience

@@ -1,4 +1,4 @@
-"""Keeps what the next launcher of an elastic job must know, should this one be lost. Used by `elastic`."""
+"""Keeps what the next launcher of an elastic job must know, should this one be lost. Used by `elastic_job`."""
 
 from __future__ import annotations
 

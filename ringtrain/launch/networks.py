@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from ringtrain.launch.agent.networks import LOSES_LARGE
+from ringtrain.launch.agent.host_networks import LOSES_LARGE
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who is asked to leave an elastic job, and until when. Used by `elastic`."""
+"""Who is asked to leave an elastic job, and until when. Used by `elastic_job`."""
 
 from __future__ import annotations
 

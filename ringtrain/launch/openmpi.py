@@ -1,4 +1,4 @@
-"""Open MPI's mpirun: its names, its command line, the variables it gives to each rank. Used by `mpi` and `job`."""
+"""Open MPI's mpirun: its names, its command line, the variables it gives to each rank. Used by `mpi_installation` and `job`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ringtrain.launch import mpich, progress, srun
 from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostBusyError, HostError, HostNotThereError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation, LaunchError
 from ringtrain.launch.networks import Chosen, HostAddress, callees, choose, names_loopback
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent

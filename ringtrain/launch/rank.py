@@ -23,7 +23,7 @@ import time
 if __name__ == "__main__":  # run by its path: the package is found from this file, behind all modules of Python's own
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from ringtrain.launch.agent import command as commands
+from ringtrain.launch.agent import rank_command as commands
 from ringtrain.launch.agent.processes import (
     TIDIERS,
     descendants_of,

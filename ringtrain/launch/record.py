@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass, field
 
 from ringtrain.launch.job_folder import locked, replace_durably
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.version import __version__
 
 

@@ -16,7 +16,7 @@ from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job_folder import JobFolder, Outline
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.output import Limits
 from ringtrain.launch.reach import Agent
 

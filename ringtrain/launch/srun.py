@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.hosts import Host, HostsError, parse_slurm
-from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation, LaunchError
 from ringtrain.launch.plan import Plan
 
 NAME = "Slurm's srun"

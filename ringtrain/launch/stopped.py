@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ringtrain.launch.ranks import Rank
+from ringtrain.launch.known_ranks import Rank
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.terminal import Terminal
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from ringtrain._bootstrap import descriptors
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.rank_files import keep_earlier, private_folder
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO
 
-from ringtrain.launch.log import Fact, Form, Text
+from ringtrain.launch.log_lines import Fact, Form, Text
 from ringtrain.launch.writing import PIECE_OF_FILE_BYTES, AtOnce, Loss, ObjectSink, Patience, Sink, Writer
 
 
@@ -91,7 +91,7 @@ class Terminal:
         self.write_line(stream, self._form.of_engine(stream, text))
 
     def say(self, text: str, kind: str = "remark", **facts: Fact) -> None:
-        """Writes what the launcher itself has to say, of a kind of `log`; to stderr, or where that takes nothing to stdout."""
+        """Writes what the launcher itself has to say, of a kind of `log_lines`; to stderr, or where that takes nothing to stdout."""
         stream = 1 if self._sinks[2].loss.size and not self._sinks[1].loss.size else 2
         for line in self._form.of_event(kind, text, facts):
             self.write_line(stream, line)

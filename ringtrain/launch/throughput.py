@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ringtrain.launch.agent.networks import bind_within, new_socket
+from ringtrain.launch.agent.host_networks import bind_within, new_socket
 
 SWAPS, FEWEST_SWAPS = 50, 3  # by which a latency is measured
 SECONDS_OF_SWAPS = 0.3  # at most

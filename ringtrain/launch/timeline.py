@@ -10,8 +10,8 @@ import click
 from ringtrain.launch.report import timelines
 from ringtrain.launch.report.findings import Interconnect, find
 from ringtrain.launch.report.page import page
-from ringtrain.launch.report.reading import read
 from ringtrain.launch.report.steps import steps_of
+from ringtrain.launch.report.trace_arrays import read
 from ringtrain.launch.report.verdicts import verdicts
 
 

@@ -16,8 +16,8 @@ import click
 import numpy as np
 
 from ringtrain._binding.log import Stall
-from ringtrain._runtime import flights, inquiries, rank_lists, statistics
-from ringtrain._runtime.flights import FlightRecord, placed
+from ringtrain._runtime import flight_recorder, inquiries, rank_lists, statistics
+from ringtrain._runtime.flight_recorder import FlightRecord, placed
 from ringtrain._runtime.statistics import Stats, bytes_text
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.launch.report.steps import length, numbered, union
@@ -177,7 +177,7 @@ def answer_of(text: bytes, at: float) -> Moment:
         hosts=told["hosts"],
         program=told["program"],
         stats=statistics.from_lines(told["lateness"], told["counters"], told["traffic"], told.get("shares", ())),
-        record=flights.parse(told["flight_record"], "rank 0"),
+        record=flight_recorder.parse(told["flight_record"], "rank 0"),
         stall=Stall(*told["stall"]) if told.get("stall") else None,
     )
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ringtrain.launch import agents, mpi
+from ringtrain.launch import agents, mpi_installation
 from ringtrain.launch.agent.facts import run_probe
-from ringtrain.launch.agent.networks import rdma_ports
+from ringtrain.launch.agent.host_networks import rdma_ports
 from ringtrain.launch.hosts import HostsError
-from ringtrain.launch.mpi import Installation, LaunchError, NoLibraryError
+from ringtrain.launch.mpi_installation import Installation, LaunchError, NoLibraryError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 
@@ -103,12 +103,14 @@ def choose(plan: Plan, given: Mapping[str, str]) -> Choice:
     transport, why = decide(wanted, facts)
     if transport == "mpi":
         try:
-            return Choice(mpi.find_installation(), line_of(transport, why), facts if wanted == "auto" else None)
+            return Choice(
+                mpi_installation.find_installation(), line_of(transport, why), facts if wanted == "auto" else None
+            )
         except NoLibraryError as missing:
             if wanted == "mpi" or facts.asked or not missing.package:
                 raise
             return Choice(without_mpi(missing.package), line_of("tcp", f"no MPI library was found ({missing.why})"))
-    found = run_probe(mpi.PROBE_WITHOUT_MPI)
+    found = run_probe(mpi_installation.PROBE_WITHOUT_MPI)
     if "problem" in found:
         raise LaunchError(f"environment '{sys.prefix}': ringtrain must load there, but it says: {found['problem']}")
     return Choice(without_mpi(found["package"]), line_of(transport, why))

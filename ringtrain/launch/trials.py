@@ -1,4 +1,4 @@
-"""Hosts that may come to an elastic job are tried: each is checked as those of the start were, by a thread. Used by `elastic`."""
+"""Hosts that may come to an elastic job are tried: each is checked as those of the start were, by a thread. Used by `elastic_job`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_errors import HostError
 from ringtrain.launch.host_setup import HostSetup
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.preflight import Beside, check_hosts
 from ringtrain.launch.reach import Agent

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import NamedTuple
 
-from ringtrain.lightning import environment, fabric, trainer
+from ringtrain.lightning import cluster_environment, fabric, trainer
 
 
 class Classes(NamedTuple):
@@ -27,7 +27,9 @@ def made(pytorch: ModuleType, parts: ModuleType) -> Classes:
         pytorch: ``lightning.pytorch`` or ``pytorch_lightning``.
         parts: ``lightning.fabric`` or ``lightning_fabric``.
     """
-    place = type("RingtrainEnvironment", (environment.ClusterPlace, parts.plugins.environments.ClusterEnvironment), {})
+    place = type(
+        "RingtrainEnvironment", (cluster_environment.ClusterPlace, parts.plugins.environments.ClusterEnvironment), {}
+    )
     strategy = type(
         "RingtrainStrategy", (trainer.TrainerOptimizers, pytorch.strategies.DDPStrategy), {"environment": place}
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ringtrain._training.arguments import check_trainers_arguments
+from ringtrain._training.optimizer_arguments import check_trainers_arguments
 from ringtrain.torch import DistributedOptimizer, broadcast_parameters
 
 _REFUSED = {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringtrain.lightning.environment import Placed
+from ringtrain.lightning.cluster_environment import Placed
 from ringtrain.lightning.optimizers import alike, checked, distributed, silenced
 
 if TYPE_CHECKING:  # Lightning's DDPStrategy comes behind it

@@ -17,8 +17,8 @@ from pyspark import BarrierTaskContext
 
 from ringtrain._binding import options
 from ringtrain.errors import HorovodInternalError
-from ringtrain.launch.agent.command import end_with
-from ringtrain.launch.agent.networks import free_port
+from ringtrain.launch.agent.host_networks import free_port
+from ringtrain.launch.agent.rank_command import end_with
 from ringtrain.launch.interpreter import module
 
 

@@ -15,8 +15,8 @@ from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ranks_of
 from ringtrain._training.adapter.adjoints import Takes, adjoint_of, factor, require_linear
 from ringtrain.tensorflow import names, nodes
+from ringtrain.tensorflow.graph_world import rank_op, size_op
 from ringtrain.tensorflow.types import Gradient
-from ringtrain.tensorflow.world import rank_op, size_op
 
 _Gradients = list[tf.Tensor | None]
 

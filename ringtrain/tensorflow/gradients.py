@@ -14,11 +14,11 @@ import tensorflow as tf
 from ringtrain._binding import tables
 from ringtrain._runtime.operations import Adasum, Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, is_alone
-from ringtrain._training.arguments import check_compressor, check_scaling
 from ringtrain._training.grouping import Groups, grouped
 from ringtrain._training.mode import SYNCHRONOUS, Mode, OneStepLate
 from ringtrain._training.needs import check_needs
 from ringtrain._training.on_host import HostSettings
+from ringtrain._training.optimizer_arguments import check_compressor, check_scaling
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.elastic import TransparentState
 from ringtrain.elastic.followed import followed
@@ -26,11 +26,11 @@ from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.tensorflow import names as naming
 from ringtrain.tensorflow import on_host, presence, surviving
 from ringtrain.tensorflow.compression import Compression, Compressor
+from ringtrain.tensorflow.graph_world import divided_by_size
 from ringtrain.tensorflow.kept import number_of
 from ringtrain.tensorflow.nodes import as_it_is
 from ringtrain.tensorflow.operations import allreduce, grouped_allreduce
 from ringtrain.tensorflow.types import Gradient, Source
-from ringtrain.tensorflow.world import divided_by_size
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ringtrain._training.watch import Watch
 from ringtrain.elastic.followed import followed
 from ringtrain.keras.stepping import CALLED
 from ringtrain.tensorflow.gradients import GradientReduction
+from ringtrain.tensorflow.graph_world import divided_by_size as divided_by_size
 from ringtrain.tensorflow.presence import complete, settle
 from ringtrain.tensorflow.sparse import sum_duplicates
 from ringtrain.tensorflow.surviving import reduced
@@ -25,11 +26,10 @@ from ringtrain.tensorflow.types import Gradient, Variable
 from ringtrain.tensorflow.watching import FORMS
 from ringtrain.tensorflow.watching import comparison as comparison
 from ringtrain.tensorflow.watching import watched as watched
-from ringtrain.tensorflow.world import divided_by_size as divided_by_size
 
 if TYPE_CHECKING:
     from ringtrain.embedding.table import SelfUpdatingTable
-    from ringtrain.keras.settings import Settings
+    from ringtrain.keras.reduction_settings import Settings
 
 columns: list[str] = []
 compiles_operations = carries_variables = False

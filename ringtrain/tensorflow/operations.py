@@ -18,7 +18,7 @@ from ringtrain._binding import tables
 from ringtrain._runtime import arguments
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
-from ringtrain._training.arguments import check_compressor, chosen_op
+from ringtrain._training.optimizer_arguments import check_compressor, chosen_op
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.tensorflow import names, nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor

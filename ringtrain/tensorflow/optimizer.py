@@ -13,10 +13,10 @@ import tensorflow as tf
 from ringtrain._runtime.arguments import check_among
 from ringtrain._runtime.operations import Adasum, Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_passes, check_plain, given_groups
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.optimizer_arguments import check_passes, check_plain, given_groups
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.accumulation import Accumulation

@@ -12,7 +12,7 @@ from ringtrain._runtime.process_sets import ProcessSet, id_of
 from ringtrain.errors import UnsupportedError
 from ringtrain.tensorflow import nodes
 from ringtrain.tensorflow.compression import Compressor
-from ringtrain.tensorflow.world import size_op
+from ringtrain.tensorflow.graph_world import size_op
 
 
 def allreduce(

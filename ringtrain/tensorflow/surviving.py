@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ringtrain._runtime.operations import Adasum, Average, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.guard import require_all_ranks
+from ringtrain._training.step_guard import require_all_ranks
 from ringtrain._training.watch import Comparison
 from ringtrain.elastic import TransparentState
 from ringtrain.embedding.table import with_rows

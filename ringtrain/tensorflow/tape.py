@@ -12,10 +12,10 @@ import tensorflow as tf
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_plain, given_groups
 from ringtrain._training.grouping import Groups
 from ringtrain._training.mode import Mode, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.optimizer_arguments import check_plain, given_groups
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.tensorflow import names
 from ringtrain.tensorflow.compression import Compression, Compressor

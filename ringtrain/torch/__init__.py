@@ -45,7 +45,7 @@ if _typing.TYPE_CHECKING:
     from ringtrain.torch.gathering import gather_with_gradient
     from ringtrain.torch.resuming import resume_together
     from ringtrain.torch.row_optimizers import RowWiseAdagrad
-    from ringtrain.torch.tables import dense_state_dict, load_tables, plain_weight, save_tables
+    from ringtrain.torch.table_checkpoints import dense_state_dict, load_tables, plain_weight, save_tables
     from ringtrain.torch.uneven import until_all_are_done
 
 _profiling.install()
@@ -67,7 +67,9 @@ _LATER = {  # by where it is: who has no elastic job, no tables and no local ste
     "gather_with_gradient": "ringtrain.torch.gathering",
     "resume_together": "ringtrain.torch.resuming",
     "until_all_are_done": "ringtrain.torch.uneven",
-    **dict.fromkeys(("dense_state_dict", "load_tables", "plain_weight", "save_tables"), "ringtrain.torch.tables"),
+    **dict.fromkeys(
+        ("dense_state_dict", "load_tables", "plain_weight", "save_tables"), "ringtrain.torch.table_checkpoints"
+    ),
 }
 
 _get, __dir__ = _loads_later(globals(), _LATER)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 from ringtrain._runtime.pending import Operation
 from ringtrain.torch.tensors import buffer_of, finish
 

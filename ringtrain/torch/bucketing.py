@@ -1,6 +1,6 @@
 """The groups of one optimizer: those that it was given, and larger ones, once its steps have become alike.
 
-``exchange`` notes here what each step reduced, and asks for the groups of the next one. ``ringtrain._training.plan``
+``exchange`` notes here what each step reduced, and asks for the groups of the next one. ``ringtrain._training.bucket_plan``
 decides; here the decision becomes groups of tensors.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ringtrain._training.plan import SteadySteps, assigned
+from ringtrain._training.bucket_plan import SteadySteps, assigned
 from ringtrain._training.presence import DENSE
 from ringtrain.torch.buckets import Bucket
 from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings

@@ -13,7 +13,7 @@ from ringtrain._runtime.context import current, is_initialized
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain.torch.accumulation import is_accumulating
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 from ringtrain.torch.functions import broadcast_in_place
 
 

@@ -12,7 +12,7 @@ import torch
 
 import ringtrain
 from ringtrain._runtime.operations import WithFeedback
-from ringtrain._training.arguments import check_compressor
+from ringtrain._training.optimizer_arguments import check_compressor
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
 

@@ -33,7 +33,7 @@ from ringtrain.embedding.sharing import check_elastic_use, check_sharing
 from ringtrain.embedding.storage import Rows
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 from ringtrain.torch.shards import TableShard
 
 _GRADIENT, _HAS_GRADIENT = "gradient", "has gradient"  # names that no optimizer uses

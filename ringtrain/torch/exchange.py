@@ -23,12 +23,12 @@ from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import PerItem
 from ringtrain._training import residuals
 from ringtrain._training.adapter.numbering import Number
-from ringtrain._training.arguments import checked_items
-from ringtrain._training.guard import StepGuard
+from ringtrain._training.optimizer_arguments import checked_items
 from ringtrain._training.powersgd import Beginning, settle
 from ringtrain._training.presence import DENSE, MISSING, SETTLED, SPARSE_64
 from ringtrain._training.rounds import Stage
 from ringtrain._training.session import NewWorld
+from ringtrain._training.step_guard import StepGuard
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
 from ringtrain.torch.bucketing import Bucketing, Growth, growth_of_groups

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ringtrain._binding import tables
-from ringtrain._binding.buffers import Buffer
+from ringtrain._binding.tensor_memory import Buffer
 from ringtrain._runtime.operations import Average
 from ringtrain._runtime.pending import Operation
 from ringtrain._training.drift import ComparedReplica

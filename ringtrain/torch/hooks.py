@@ -16,7 +16,7 @@ from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._training.adapter import numbering
 from ringtrain._training.session import NewWorld
 from ringtrain.torch.backward import PassPart, current_task
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 
 
 class Target(Protocol):

@@ -13,8 +13,8 @@ from ringtrain._runtime.operations import Average, Handle
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._runtime.submission import preparing
 from ringtrain.torch.autograd import Forward, carries_gradients, differentiable
-from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
+from ringtrain.torch.eager import eager
 from ringtrain.torch.handles import AlltoallHandle, InPlaceHandle
 from ringtrain.torch.tensors import check_tensors, listed, writable
 

@@ -15,9 +15,9 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.operations import Adasum, Average, PerItem, Sum
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
-from ringtrain._training.arguments import check_compressor, check_passes, check_scaling
 from ringtrain._training.mode import LocalSteps, Mode, OneStepLate, ShardedStep, Synchronous, checked_mode
 from ringtrain._training.needs import check_needs
+from ringtrain._training.optimizer_arguments import check_compressor, check_passes, check_scaling
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch import parameters

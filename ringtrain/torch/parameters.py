@@ -10,8 +10,8 @@ import torch
 
 from ringtrain._runtime.arguments import check_unique
 from ringtrain._training import grouping
-from ringtrain._training.arguments import given_groups
 from ringtrain._training.grouping import Groups
+from ringtrain._training.optimizer_arguments import given_groups
 from ringtrain.errors import InvalidArgumentError
 
 

@@ -15,10 +15,10 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Handle
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
 from ringtrain._runtime.submission import preparing
-from ringtrain._training.arguments import chosen_op
+from ringtrain._training.optimizer_arguments import chosen_op
 from ringtrain.torch.autograd import Forward, carries_gradients, differentiable
-from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compression, Compressor, compressed
+from ringtrain.torch.eager import eager
 from ringtrain.torch.handles import InPlaceHandle
 from ringtrain.torch.sparse import SparseAllreduce
 from ringtrain.torch.tensors import check_tensors, listed, writable_memories, writable_memory

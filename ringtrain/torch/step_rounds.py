@@ -12,10 +12,10 @@ import torch
 from ringtrain._runtime import error_feedback
 from ringtrain._runtime.pending import Operation
 from ringtrain._training import residuals
-from ringtrain._training.guard import Part, Passenger, StepGuard
 from ringtrain._training.powersgd import Beginning
 from ringtrain._training.presence import DENSE, FROZEN, MISSING, SETTLED, SPARSE_64, after_round, is_there
 from ringtrain._training.rounds import Rounds, Said, Stage
+from ringtrain._training.step_guard import Part, Passenger, StepGuard
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import wait_for
 from ringtrain.torch.bucketing import Bucketing

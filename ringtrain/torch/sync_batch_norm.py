@@ -20,9 +20,9 @@ from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
-from ringtrain._training.guard import StepGuard, require_all_ranks, under_way
+from ringtrain._training.step_guard import StepGuard, require_all_ranks, under_way
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 from ringtrain.torch.tensors import buffer_of, finish, received
 
 

@@ -1,7 +1,7 @@
 """Torch tensors as the core's buffers: address, dtype, shape, stream, and who keeps the memory alive; and results as tensors.
 
 ``gradients`` and ``functions`` submit ``buffer_of`` a contiguous tensor and ``finish`` what they submitted; importing
-this teaches ``ringtrain._binding.buffers`` the same, so that the operations for arrays take torch tensors of any layout.
+this teaches ``ringtrain._binding.tensor_memory`` the same, so that the operations for arrays take torch tensors of any layout.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ringtrain._binding import tables
-from ringtrain._binding.buffers import Buffer, HostBuffers, register_framework
 from ringtrain._binding.cuda_arrays import CudaArray
+from ringtrain._binding.tensor_memory import Buffer, HostBuffers, register_framework
 from ringtrain._runtime.pending import Operation
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ringtrain._training.averaging.fragments import Fragments, merged
-from ringtrain._training.averaging.meeting import Agreed, AveragingRow, AveragingStage, agreed, decoded
+from ringtrain._training.averaging.negotiation import Agreed, AveragingRow, AveragingStage, agreed, decoded
 from ringtrain._training.averaging.period import Period
 from ringtrain.errors import InvalidArgumentError, MismatchError
 
@@ -122,14 +122,8 @@ def test_a_rank_without_data_weighs_what_it_has_done_of_the_part_that_the_others
 
 def test_of_ranks_without_data_each_says_the_part():
     rows = decoded(
-        [
-            *row(0, AveragingStage.JOIN, part=1, weights=2),
-            5,
-            6,
-            *row(1, AveragingStage.JOIN, part=1, weights=2, steps=9),
-            7,
-            8,
-        ]
+        [*row(0, AveragingStage.JOIN, part=1, weights=2), 5, 6]
+        + [*row(1, AveragingStage.JOIN, part=1, weights=2, steps=9), 7, 8]
     )
     assert agreed(rows, [0, 1], "x") == Agreed(2, 14, True, 1)
 

@@ -5,7 +5,7 @@ import pytest
 
 import ringtrain as rt
 from ringtrain._training import periodic_average
-from ringtrain._training.averaging.meeting import Agreed
+from ringtrain._training.averaging.negotiation import Agreed
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 

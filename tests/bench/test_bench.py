@@ -14,7 +14,7 @@ from benchmarks import __main__ as further
 from benchmarks import launch
 from benchmarks.models import MODELS
 from ringtrain.bench import __main__ as command_line
-from ringtrain.bench import hosts, shaped
+from ringtrain.bench import namespaces, shaped
 from ringtrain.bench.command import run as run_module
 from ringtrain.bench.sizes import bytes_text, parse_bytes
 
@@ -186,7 +186,7 @@ def test_a_framework_that_is_not_installed_is_told_in_a_line(tmp_path, monkeypat
 @pytest.mark.openmpi
 def test_accumulation(tmp_path):
     """Between hosts where they can be made, so that tensors and negotiation take a wire."""
-    apart = [] if hosts.missing() else ["--rate", "1gbit", "--ranks-per-host", "1"]
+    apart = [] if namespaces.missing() else ["--rate", "1gbit", "--ranks-per-host", "1"]
     written = document(
         "openmpi", tmp_path / "out.json", "accumulation", "--network", "transformer", "--passes", "1,3",
         "--repetitions", "1", *apart,

@@ -15,7 +15,7 @@ from pytest import approx
 
 from benchmarks import lines
 from benchmarks.lines import Kind, Line
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["node-a", "node-b"]
@@ -61,7 +61,7 @@ def test_a_kind_says_what_it_is_and_what_tcp_can_get_of_it() -> None:
 @on_lines
 def test_a_line_has_its_delay_and_its_rate() -> None:
     with (
-        hosts.NamespaceNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
+        namespaces.HostNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
         Line(network, Kind(20, 40)) as line,
     ):
         raw = lines.raw_rate(line, network[NAMES[0]], network[NAMES[1]])
@@ -73,7 +73,7 @@ def test_a_line_has_its_delay_and_its_rate() -> None:
 def test_a_line_loses_the_share_that_it_says() -> None:
     count = 2000
     with (
-        hosts.NamespaceNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
+        namespaces.HostNetwork(dict.fromkeys(NAMES, "eth0"), useless=None) as network,
         Line(network, Kind(100, 2, 10)) as line,
     ):
         to = line.addresses[NAMES[1]]

@@ -14,7 +14,7 @@ import pytest
 from environments import rank_environment, ringtrainrun
 
 from ringtrain.bench import __main__ as bench
-from ringtrain.bench import hosts, shaped
+from ringtrain.bench import namespaces, shaped
 
 ROOT = Path(__file__).parents[2]
 TWO_HOSTS = "2 hosts" + (" with cores of its own each" if len(os.sched_getaffinity(0)) >= 2 else "")
@@ -27,14 +27,14 @@ def on_links(test: Callable) -> Callable:
 
 def test_cores_are_shared_out_equally() -> None:
     ours = sorted(os.sched_getaffinity(0))
-    assert hosts.cores_of_each(1) == [ours]
-    assert hosts.cores_of_each(len(ours)) == [[core] for core in ours]
-    assert hosts.cores_of_each(len(ours) + 1) == [[]] * (len(ours) + 1), "so each may use all"
+    assert namespaces.cores_of_each(1) == [ours]
+    assert namespaces.cores_of_each(len(ours)) == [[core] for core in ours]
+    assert namespaces.cores_of_each(len(ours) + 1) == [[]] * (len(ours) + 1), "so each may use all"
 
 
 @on_links
 def test_a_host_with_cores_of_its_own_uses_no_others() -> None:
-    with hosts.NamespaceNetwork({"node-a": "eth0", "node-b": "eth0"}, useless=None, cores_apart=True) as network:
+    with namespaces.HostNetwork({"node-a": "eth0", "node-b": "eth0"}, useless=None, cores_apart=True) as network:
         for host in network.hosts.values():
             used = f"import os; print(sorted(os.sched_getaffinity(0)) == {list(host.cores or os.sched_getaffinity(0))})"
             seen = host.run("ssh", "-o", "StrictHostKeyChecking=no", host.name, sys.executable, "-c", f"'{used}'")

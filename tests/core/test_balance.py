@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringtrain.elastic import balance
-from ringtrain.elastic.shares import share_rules
+from ringtrain.elastic.sample_shares import share_rules
 from ringtrain.errors import InvalidArgumentError
 
 

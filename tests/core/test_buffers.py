@@ -10,7 +10,7 @@ from refusals import said_alike
 from worlds import World, sizes
 
 import ringtrain as rt
-from ringtrain._binding import buffers, tables
+from ringtrain._binding import tables, tensor_memory
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 
 base = np.arange(5 * 6 * 7, dtype=np.float32).reshape(5, 6, 7)
@@ -332,7 +332,7 @@ def test_results_outlive_the_world():
 
 def test_buffer_of_an_array():
     given = np.arange(6, dtype=np.int16).reshape(2, 3)
-    buffer = buffers.as_buffer(given)
+    buffer = tensor_memory.as_buffer(given)
     assert buffer.address == given.ctypes.data and buffer.shape == (2, 3) and buffer.device == -1
     assert tables.DTYPE_BY_ID[buffer.dtype].name == "int16"
-    assert buffers.as_buffer(given[:, ::2]).address != given.ctypes.data
+    assert tensor_memory.as_buffer(given[:, ::2]).address != given.ctypes.data

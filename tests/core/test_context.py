@@ -24,7 +24,7 @@ from worlds import World, sizes
 
 import ringtrain as rt
 from ringtrain import errors
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._bootstrap import opening
 from ringtrain._runtime import context, pending, stacks
 from ringtrain.testing import World as ThreadWorld

@@ -13,7 +13,7 @@ import ringtrain as rt
 import ringtrain.elastic
 import ringtrain.torch as hvd
 from ringtrain._runtime.context import current
-from ringtrain._training import guard
+from ringtrain._training import step_guard
 from ringtrain._training.sharding import order as order_of
 from ringtrain.elastic import followed
 from ringtrain.errors import InvalidArgumentError, MismatchError
@@ -230,7 +230,7 @@ def test_a_sampler_that_the_state_of_a_loop_does_not_have_is_refused_there(kind)
         sampler = rt.elastic.BatchSampler(6, 2) if kind == "BatchSampler" else hvd.elastic.ElasticSampler(range(6))
         for deals in True, False:
             steps = Steps(deals)
-            guard.enter(steps)
+            step_guard.enter(steps)
             try:
                 with (
                     contextlib.nullcontext()
@@ -239,7 +239,7 @@ def test_a_sampler_that_the_state_of_a_loop_does_not_have_is_refused_there(kind)
                 ):
                     list(sampler)
             finally:
-                guard.leave(steps)
+                step_guard.leave(steps)
 
     with World(1) as world:
         world.run(read)

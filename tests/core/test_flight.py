@@ -12,7 +12,7 @@ from worlds import World, sizes
 
 import ringtrain as rt
 from ringtrain._binding import log
-from ringtrain._runtime import context, flights, rank_lists
+from ringtrain._runtime import context, flight_recorder, rank_lists
 from ringtrain.launch import commands, flight_comparison
 
 NEEDS_THE_FILES_OF_ALL = pytest.mark.on_threads("needs the files of all ranks")
@@ -113,7 +113,7 @@ def end_of(folder, size, on_rank, **chosen):
     all_are_through = threading.Barrier(size)
     with World(size, flight_record=str(folder), **chosen) as world:
         world.run(run)
-    records, others = flight_comparison.newest_world(flights.read(folder))
+    records, others = flight_comparison.newest_world(flight_recorder.read(folder))
     assert others == [] and len(records) == size
     return flight_comparison.compare(records)
 
@@ -220,13 +220,13 @@ def test_the_command(tmp_path, capfd):
 
 
 def flown(number, name, **changes):
-    plain = flights.Flown(number, 0, number, "allreduce", name, "float32", (3,), 1, 12, "sum", None, 100.0 + number,
+    plain = flight_recorder.Flown(number, 0, number, "allreduce", name, "float32", (3,), 1, 12, "sum", None, 100.0 + number,
                           100.0 + number, 100.0 + number, 100.5 + number, "ok")  # fmt: skip
     return plain._replace(**changes)
 
 
 def record(rank, operations, size=2, **changes):
-    plain = flights.FlightRecord(
+    plain = flight_recorder.FlightRecord(
         7, rank, size, f"host-{rank}", {"host": tuple(range(size))}, 1, 200.0 + rank, "rank 1 died.",
         {0: tuple(range(size))}, tuple(operations),
     )  # fmt: skip
@@ -279,9 +279,9 @@ def test_ranks_are_named_with_their_hosts_if_there_are_several():
     find(lines, "Rank 1 (host node-b) left no record")
     find(lines, "rank 2 (host node-a) has not, and of rank 1 (host node-b) nothing is known")
     find(lines, "Rank 2 (host node-a) is behind")
-    assert flights.placed([0, 1], hosts) == "ranks 0, 1 (hosts node-a, node-b)"
+    assert flight_recorder.placed([0, 1], hosts) == "ranks 0, 1 (hosts node-a, node-b)"
     many = {f"node-{each}": (each,) for each in range(9)}
-    assert flights.placed(range(9), many) == "ranks 0-8" and rank_lists.ranks_of("ranks 0-2, 5") == [0, 1, 2, 5]
+    assert flight_recorder.placed(range(9), many) == "ranks 0-8" and rank_lists.ranks_of("ranks 0-2, 5") == [0, 1, 2, 5]
 
 
 def test_a_rank_that_has_joined_is_missing_nowhere():
@@ -312,7 +312,7 @@ def test_a_stall_leaves_records_while_the_job_goes_on(tmp_path):
         if rank == 1:
             while not all(file.exists() for file in files):
                 time.sleep(0.01)
-            lines = flight_comparison.compare(flights.read(tmp_path))
+            lines = flight_comparison.compare(flight_recorder.read(tmp_path))
         rt.allreduce(np.ones(3), "late")
         return lines
 

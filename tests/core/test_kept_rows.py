@@ -11,7 +11,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Average, Sum
 from ringtrain._runtime.process_sets import add_process_set
 from ringtrain.elastic import TransparentState
-from ringtrain.embedding import optimizers
+from ringtrain.embedding import row_rules
 from ringtrain.embedding.kept_rows import copied, in_one_world, kept_here
 from ringtrain.embedding.table import SelfUpdatingTable, norms, with_rows
 from ringtrain.errors import InvalidArgumentError, RowsLostError, UnsupportedError
@@ -19,11 +19,11 @@ from ringtrain.testing import World
 
 ROWS, WIDTH = 23, 4
 RULES = {
-    "sgd": lambda: optimizers.SGD(lr=0.5),
-    "momentum": lambda: optimizers.SGD(lr=0.1, momentum=0.5),
-    "adagrad": lambda: optimizers.Adagrad(lr=0.1, initial_accumulator_value=0.1),
-    "rowwise": lambda: optimizers.RowWiseAdagrad(lr=0.1),
-    "adam": lambda: optimizers.SparseAdam(lr=0.05),
+    "sgd": lambda: row_rules.SGD(lr=0.5),
+    "momentum": lambda: row_rules.SGD(lr=0.1, momentum=0.5),
+    "adagrad": lambda: row_rules.Adagrad(lr=0.1, initial_accumulator_value=0.1),
+    "rowwise": lambda: row_rules.RowWiseAdagrad(lr=0.1),
+    "adam": lambda: row_rules.SparseAdam(lr=0.05),
 }
 
 

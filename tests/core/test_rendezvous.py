@@ -20,10 +20,10 @@ import pytest
 from environments import rank_environment
 
 from ringtrain._rendezvous import (
+    at_rank_zero,
     by_address,
     by_files,
     by_note,
-    gathering,
     introducing,
     launcher,
     rendezvous,
@@ -226,7 +226,7 @@ def test_ranks_that_do_not_come_are_named(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_a_rank_0_that_does_not_come_is_named(kind: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(gathering, "SECONDS_FOR_THE_ANSWER", 0.1)
+    monkeypatch.setattr(at_rank_zero, "SECONDS_FOR_THE_ANSWER", 0.1)
     told = meet_all(place(kind, tmp_path), 2, seconds=0.3, ranks=range(1, 2))
     assert isinstance(told[1], TimeoutError) and "but rank 0 " in str(told[1]), told
 
@@ -574,7 +574,7 @@ def test_a_note_of_an_earlier_attempt_does_no_harm(is_there: bool) -> None:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     begun = threading.Event()
-    tried = gathering.tell
+    tried = at_rank_zero.tell
 
     def tell(*given: object) -> object:
         try:
@@ -588,7 +588,7 @@ def test_a_note_of_an_earlier_attempt_does_no_harm(is_there: bool) -> None:
         return stores.meet(store, call, HERE, b"")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering, "tell", tell)
+        patch.setattr(at_rank_zero, "tell", tell)
         told = meet_all(meets, 3)
     assert [each.rank for each in told] == [0, 1, 2], told
     stop.set()

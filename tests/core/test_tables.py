@@ -11,7 +11,7 @@ import ringtrain as rt
 from ringtrain import errors
 from ringtrain._binding import tables
 from ringtrain._binding._native import ffi, lib
-from ringtrain._binding.buffers import _CARRIERS
+from ringtrain._binding.tensor_memory import _CARRIERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLES = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.jobs import Job
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 PATIENCE = 60.0  # twice the 30 s after which no process of a job may be left, whoever died
 
@@ -40,7 +40,7 @@ def job(watch: Callable[..., Job]) -> Job:
 
 
 @pytest.fixture
-def network(three_hosts: NamespaceNetwork) -> Iterator[NamespaceNetwork]:
+def network(three_hosts: HostNetwork) -> Iterator[HostNetwork]:
     """Three hosts under watch, and all of them connected again afterwards."""
     yield three_hosts
     for host in three_hosts.hosts:

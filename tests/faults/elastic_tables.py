@@ -175,7 +175,7 @@ def main() -> None:
     from elastic_faults import folder, slot
 
     from ringtrain.embedding import kept_rows, row_gradients
-    from ringtrain.torch import embedding, tables
+    from ringtrain.torch import embedding, table_checkpoints
 
     if os.environ.get("COMMITS"):
         hvd.init()
@@ -203,11 +203,11 @@ def main() -> None:
     def strike(place):
         elastic_faults.strike(state.step, place)
 
-    def saving(*given, save=tables._save):
+    def saving(*given, save=table_checkpoints._save):
         strike("saving")
         save(*given)
 
-    tables._save = saving
+    table_checkpoints._save = saving
 
     def holding(self, *given, reduce=row_gradients_of.reduce, **named):
         reduce(self, *given, **named)

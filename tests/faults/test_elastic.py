@@ -23,7 +23,7 @@ from environments import PATHS, python_with, rank_environment, transport_of
 from eventually import eventually
 
 from benchmarks.jobs import Job
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [
     pytest.mark.tcp,
@@ -606,7 +606,7 @@ def test_a_joiner_with_another_option_is_given_up_until_it_has_the_same(job: Job
 @pytest.mark.long
 @pytest.mark.parametrize("loss", ["a rank is killed", "an agent is killed", "the network is cut"])
 @needs.hosts
-def test_three_hosts(loss: str, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_three_hosts(loss: str, network: HostNetwork, tmp_path: Path) -> None:
     """The ranks of the others go on, whatever is lost of one; where only a rank is, another one joins."""
     python = python_with("tcp")
     program = tmp_path / "train.py"
@@ -659,7 +659,7 @@ def test_three_hosts(loss: str, network: NamespaceNetwork, tmp_path: Path) -> No
 class NamedHosts:
     """A job from node-a whose hosts a script names, which reads a file: its launcher, and what it and its ranks have said."""
 
-    def __init__(self, network: NamespaceNetwork, folder: Path, named: str, *flags: str):
+    def __init__(self, network: HostNetwork, folder: Path, named: str, *flags: str):
         python = python_with("tcp")
         program, self.named, self.stderr = folder / "train.py", folder / "hosts", folder / "stderr"
         program.write_text(textwrap.dedent(PROGRAM))
@@ -695,7 +695,7 @@ class NamedHosts:
 
 @pytest.mark.long
 @needs.hosts
-def test_hosts_come_and_go_as_a_script_names_them(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_hosts_come_and_go_as_a_script_names_them(network: HostNetwork, tmp_path: Path) -> None:
     """Nobody dies and no step is lost; a host that cannot be used, and a script that fails, are told once."""
     job = NamedHosts(
         network, tmp_path, "node-a:2\n", "-np", "1:4", "--slots-per-host", "2", "--blacklist-cooldown-range", "60", "60"
@@ -734,7 +734,7 @@ def test_hosts_come_and_go_as_a_script_names_them(network: NamespaceNetwork, tmp
 
 @pytest.mark.long  # the decisions are tested in authority_test
 @needs.hosts
-def test_the_only_host_waits_for_the_one_that_takes_its_place(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_the_only_host_waits_for_the_one_that_takes_its_place(network: HostNetwork, tmp_path: Path) -> None:
     """It leaves when that has its state, and not before: its check and its imports take seconds."""
     job = NamedHosts(network, tmp_path, "node-b:1\n", "-np", "1:1")
     lines = job.lines

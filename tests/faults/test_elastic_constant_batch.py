@@ -223,7 +223,7 @@ def test_shares_that_follow_how_fast_ranks_are(faults: dict[str, str], loader: d
 
 MISSES_A_DECISION = """
 import numpy as np
-import ringtrain.elastic.shares as shares
+import ringtrain.elastic.sample_shares as shares
 from ringtrain.errors import PeerLostError
 asks = shares.allgather
 def heard_too_late(*given, **named):

@@ -20,7 +20,7 @@ from environments import PATHS, python_with, rank_environment, transport_of
 from test_elastic_tables import ends, plan_of
 
 from benchmarks.jobs import Job
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [
     pytest.mark.tcp,
@@ -195,7 +195,7 @@ def test_a_loop_of_ones_own_loses_no_row(frame: str, job: Job) -> None:
 class OnTwoHosts(Job):
     """A job whose launcher is on one host, and whose ranks are on two, two on each; the folder is on both."""
 
-    def __init__(self, network: NamespaceNetwork, folder: Path):
+    def __init__(self, network: HostNetwork, folder: Path):
         self.temporary = str(folder)
         self._host = network["node-a"]
 
@@ -209,7 +209,7 @@ class OnTwoHosts(Job):
 @pytest.mark.long
 @on_graphs_and_torch
 @pytest.mark.parametrize("slots", [(3,), (2, 3)], ids=["a rank", "all ranks of a host"])
-def test_two_hosts_lose_no_row(slots: tuple[int, ...], frame: str, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_two_hosts_lose_no_row(slots: tuple[int, ...], frame: str, network: HostNetwork, tmp_path: Path) -> None:
     """The second copy of a row is on the other host: on one host ranks 2 and 3 would keep a part alone.
 
     Behind three steps of four ranks, so that two and three ranks have equal shares of what is left.

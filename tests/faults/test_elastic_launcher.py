@@ -22,7 +22,7 @@ from environments import PATHS, python_with, rank_environment, transport_of
 from test_elastic import PROGRAM, await_line, command
 
 from benchmarks.jobs import Job
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [
     pytest.mark.tcp,
@@ -255,7 +255,7 @@ def test_a_record_that_cannot_be_written_costs_the_next_launcher_and_no_rank(job
     folder.unlink()
 
 
-def begin_on_hosts(network: NamespaceNetwork, folder: Path, *flags: str) -> Output:
+def begin_on_hosts(network: HostNetwork, folder: Path, *flags: str) -> Output:
     """Two ranks on each of three hosts, until a file of the folder says stop; one of three may be missing."""
     python = python_with("tcp")
     program = folder / "train.py"
@@ -275,7 +275,7 @@ def begin_on_hosts(network: NamespaceNetwork, folder: Path, *flags: str) -> Outp
 
 @pytest.mark.long
 @needs.hosts
-def test_a_launcher_reaches_the_agents_of_other_hosts(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_launcher_reaches_the_agents_of_other_hosts(network: HostNetwork, tmp_path: Path) -> None:
     """By ssh, as ever; a host that cannot be reached any more is lost, and the others go on."""
     first = begin_on_hosts(network, tmp_path)
     name = name_of(first)
@@ -305,7 +305,7 @@ def test_a_launcher_reaches_the_agents_of_other_hosts(network: NamespaceNetwork,
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [9.0, 25.0], ids=["its connection outlives that", "ssh gives up"])
 @needs.hosts
-def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: HostNetwork, tmp_path: Path) -> None:
     """Its agent lives, and has ranks that nobody goes on with; another agent would find its place taken."""
     output = begin_on_hosts(network, tmp_path)
     seen = len(output.lines)
@@ -327,7 +327,7 @@ def test_a_host_that_was_cut_off_gets_ranks_again(seconds: float, network: Names
 def test_a_host_without_its_data_network_gets_ranks_once_a_check_passes(tmp_path: Path) -> None:
     """Its ssh lives, so that ranks could be started there; each world that they join would fail."""
     interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
-    with NamespaceNetwork(interfaces, login_path="/nonexistent", links=2) as network:
+    with HostNetwork(interfaces, login_path="/nonexistent", links=2) as network:
         output = begin_on_hosts(network, tmp_path, "--network-interfaces", "10.78.2.0/24")
         network.unplug("node-c", link=2)
         output.after("host 'node-c': the networks of the job must reach it")

@@ -25,7 +25,7 @@ from environments import PATHS, python_with, rank_environment, transport_of
 
 from benchmarks.jobs import Job
 from ringtrain._training import sharding
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 from ringtrain.testing import World
 
 pytestmark = [
@@ -79,7 +79,7 @@ def run(
     return done
 
 
-def run_on_hosts(network: NamespaceNetwork, folder: Path, kind: str, **variables: str) -> subprocess.CompletedProcess:
+def run_on_hosts(network: HostNetwork, folder: Path, kind: str, **variables: str) -> subprocess.CompletedProcess:
     """Runs it with each of three ranks on a host of its own."""
     python = python_with("tcp")
     variables |= {"TMPDIR": str(folder), "PYTHONPATH": PATHS, "KIND": kind, "SAMPLES": "120"}
@@ -257,9 +257,7 @@ def test_a_death_between_two_backward_passes_of_a_step(slot: int, job: Job) -> N
     ids=" ".join,
 )
 @needs.hosts
-def test_what_rounding_has_lost_between_hosts(
-    strikes: dict[str, str], network: NamespaceNetwork, tmp_path: Path
-) -> None:
+def test_what_rounding_has_lost_between_hosts(strikes: dict[str, str], network: HostNetwork, tmp_path: Path) -> None:
     """In whatever world: once, or it is gone with its rank; but never twice."""
     done = run_on_hosts(network, tmp_path, "rounded", FAULTS=json.dumps(strikes))
     assert_as_planned(done, "rounded", 2, each_on_a_host=True)

@@ -142,7 +142,7 @@ def test_shares_of_equal_cost(job: Job) -> None:
 
 
 MISSES_A_DECISION = """
-import ringtrain.elastic.shares as shares
+import ringtrain.elastic.sample_shares as shares
 asks = shares.allgather
 def heard_too_late(*given, **named):
     told = asks(*given, **named)

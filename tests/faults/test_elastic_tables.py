@@ -22,7 +22,7 @@ from environments import python_with, rank_environment, transport_of
 
 import ringtrain.torch as hvd
 from benchmarks.jobs import Job
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 from ringtrain.testing import World
 
 pytestmark = [
@@ -172,7 +172,7 @@ def test_a_norm_is_that_of_each_row_once(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_host_that_is_lost_loses_no_row(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_host_that_is_lost_loses_no_row(network: HostNetwork, tmp_path: Path) -> None:
     """Both ranks of a host die at once: on one host they would keep a part alone."""
     python = python_with("tcp")
     variables = {"TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)), "KIND": "adagrad"}

@@ -19,7 +19,7 @@ import pytest
 from environments import PATHS, rank_environment, ringtrainrun
 
 from benchmarks.lines import INTERFACE, Kind, Line
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [
     needs.hosts,
@@ -72,7 +72,7 @@ DIES = """
 
 
 @pytest.fixture
-def start(mpi: str, network: NamespaceNetwork, tmp_path: Path) -> Iterator:
+def start(mpi: str, network: HostNetwork, tmp_path: Path) -> Iterator:
     """Starts a rank on each of two hosts, and waits until both are at work."""
     started: list[subprocess.Popen] = []
 
@@ -104,7 +104,7 @@ def await_steps(folder: Path, more: int) -> None:
 
 
 @OPENMPI_OR_TCP
-def test_both_sides_of_a_cut_end_by_themselves(start, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_both_sides_of_a_cut_end_by_themselves(start, network: HostNetwork, tmp_path: Path) -> None:
     """Behind the cut too, where neither launcher nor peers can reach: no process is left there."""
     launcher = start(dead_after=5)
     network.unplug("node-b")
@@ -117,9 +117,7 @@ def test_both_sides_of_a_cut_end_by_themselves(start, network: NamespaceNetwork,
 
 @pytest.mark.long
 @pytest.mark.parametrize("mpi", [pytest.param("tcp", marks=pytest.mark.tcp)])
-def test_large_packets_that_are_lost_from_now_on_are_told_as_that(
-    start, network: NamespaceNetwork, tmp_path: Path
-) -> None:
+def test_large_packets_that_are_lost_from_now_on_are_told_as_that(start, network: HostNetwork, tmp_path: Path) -> None:
     """By the first that waits in vain; the other one sees at least that its peer has gone."""
     launcher = start(dead_after=5)
     with network.losing_large("node-b"):
@@ -135,7 +133,7 @@ CUT_SECONDS = 11 if tuple(map(int, platform.release().split(".")[:2])) >= (6, 15
 
 
 @OPENMPI_OR_TCP
-def test_a_cut_that_heals_in_time_is_survived(start, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_cut_that_heals_in_time_is_survived(start, network: HostNetwork, tmp_path: Path) -> None:
     launcher = start(dead_after=60)
     network.unplug("node-b")
     time.sleep(1.5)
@@ -150,7 +148,7 @@ def test_a_cut_that_heals_in_time_is_survived(start, network: NamespaceNetwork, 
 @pytest.mark.long
 @needs.machine("" if os.path.exists("/dev/net/tun") else "needs /dev/net/tun")
 @pytest.mark.parametrize("mpi", [pytest.param("tcp", marks=pytest.mark.tcp)])
-def test_a_line_that_becomes_another_loses_nobody(start, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_line_that_becomes_another_loses_nobody(start, network: HostNetwork, tmp_path: Path) -> None:
     """What is on a line that is cut for a while, slow, lossy or far arrives, and the job goes on."""
     begins = Kind(mbit=50, round_trip_ms=20)
     cut = replace(begins, loss_percent=100)
@@ -179,7 +177,7 @@ def test_a_line_that_becomes_another_loses_nobody(start, network: NamespaceNetwo
 
 
 @OPENMPI_OR_TCP
-def test_connections_that_are_reset_end_the_job(start, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_connections_that_are_reset_end_the_job(start, network: HostNetwork, tmp_path: Path) -> None:
     """Every TCP connection between the hosts, those of the engine and the launcher too."""
     launcher = start(dead_after=3)
     killed = network["node-b"].run("ss", "-K", "-t", "dst", network["node-a"].address)
@@ -191,7 +189,7 @@ def test_connections_that_are_reset_end_the_job(start, network: NamespaceNetwork
 
 
 @pytest.mark.tcp
-def test_a_rank_killed_alone_on_its_host_is_named_at_once_and_alike(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_rank_killed_alone_on_its_host_is_named_at_once_and_alike(network: HostNetwork, tmp_path: Path) -> None:
     """No memory is shared with it, and nobody waits for silence: the end of its connections tells."""
     hosts_of_ranks = ",".join(f"{name}:1" for name in network.hosts)
     done = network["node-a"].run(

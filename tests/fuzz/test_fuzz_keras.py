@@ -26,8 +26,8 @@ from training.with_keras import FUZZER, LANGUAGE, ON_JAX, ON_TENSORFLOW
 from ringtrain._training.agreement import Agreement
 from ringtrain.keras import optimizer
 from ringtrain.keras.backends import backend
+from ringtrain.keras.callbacks.fit_start import StartHooks
 from ringtrain.keras.callbacks.metrics import MetricHooks
-from ringtrain.keras.callbacks.start import StartHooks
 from ringtrain.keras.stepping import Stepping
 from ringtrain.keras.watching import StepWatch
 

@@ -5,9 +5,9 @@ import pytest
 
 import ringtrain as rt
 from ringtrain._runtime.context import current
-from ringtrain._training import arguments, differences, grouping, residuals, rounds
+from ringtrain._training import differences, grouping, optimizer_arguments, residuals, rounds
 from ringtrain._training.agreement import Agreement
-from ringtrain._training.plan import STEADY_STEPS, SteadySteps, assigned
+from ringtrain._training.bucket_plan import STEADY_STEPS, SteadySteps, assigned
 from ringtrain._training.presence import (
     DENSE,
     FROZEN,
@@ -59,8 +59,8 @@ def test_groups_of_nothing(groups):
 
 def test_the_older_name_of_groups():
     with pytest.warns(DeprecationWarning, match="num_groups has become groups") as warned:
-        assert arguments.given_groups("x", 2, None, "variable", stacklevel=1) == 2
-        assert arguments.given_groups("x", 2, [["a"], []], "variable", stacklevel=1) == [["a"]]
+        assert optimizer_arguments.given_groups("x", 2, None, "variable", stacklevel=1) == 2
+        assert optimizer_arguments.given_groups("x", 2, [["a"], []], "variable", stacklevel=1) == [["a"]]
     assert {each.filename for each in warned} == {__file__}
 
 
@@ -72,7 +72,7 @@ def test_the_older_name_of_groups():
 ])  # fmt: skip
 def test_groups_that_cannot_be(groups, text):
     with pytest.raises(InvalidArgumentError, match=f"^Owner: groups must {text}|^Owner: groups must be {text}"):
-        arguments.given_groups("Owner", 0, groups, "variable", stacklevel=1)
+        optimizer_arguments.given_groups("Owner", 0, groups, "variable", stacklevel=1)
 
 
 # ---- what there is ----

@@ -1,4 +1,4 @@
-"""Slurm across hosts of `ringtrain.bench.hosts`, for the tests: munged and slurmctld on the first host, a slurmd on each.
+"""Slurm across hosts of `ringtrain.bench.namespaces`, for the tests: munged and slurmctld on the first host, a slurmd on each.
 
 All of it runs as root with files in one folder, and ends with the hosts. Needs Debian's slurm-wlm, munge and
 libpmix-dev.
@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 
-from ringtrain.bench.hosts import NamespaceHost, NamespaceNetwork, find_program
+from ringtrain.bench.namespaces import HostNetwork, NamespaceHost, find_program
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "salloc", "munged", "mungekey")
 PMIX = "/usr/lib/*/pmix2/lib/libpmix.so"  # by this name Slurm's plug-in loads it
@@ -51,7 +51,7 @@ def missing() -> str:
 class Cluster:
     """A cluster on all hosts of a network, with two cores a node. `environment` is what its commands run with."""
 
-    def __init__(self, network: NamespaceNetwork):
+    def __init__(self, network: HostNetwork):
         self.folder = network.folder / "slurm"
         self.hosts = list(network.hosts.values())
         self.controller = self.hosts[0]

@@ -12,18 +12,18 @@ from pathlib import Path
 import needs
 import pytest
 
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = needs.hosts
 
 
 @pytest.fixture(scope="module")
 def network():
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5"}, rate="80mbit") as made:
+    with HostNetwork({"node-a": "eth0", "node-b": "ens5"}, rate="80mbit") as made:
         yield made
 
 
-def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: NamespaceNetwork) -> None:
+def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: HostNetwork) -> None:
     Path(f"/dev/shm/mark-{os.getpid()}").touch()
     try:
         assert [network[name].run("hostname").stdout for name in ("node-a", "node-b")] == ["node-a\n", "node-b\n"]
@@ -35,12 +35,12 @@ def test_hosts_have_their_own_names_interfaces_memory_and_processes(network: Nam
         Path(f"/dev/shm/mark-{os.getpid()}").unlink()
 
 
-def test_hosts_reach_each_other_by_ssh(network: NamespaceNetwork) -> None:
+def test_hosts_reach_each_other_by_ssh(network: HostNetwork) -> None:
     done = network["node-a"].run("ssh", "-o", "StrictHostKeyChecking=accept-new", "node-b", "/bin/hostname")
     assert done.stdout == "node-b\n", done.stderr
 
 
-def test_links_have_the_rate_that_was_asked_for(network: NamespaceNetwork) -> None:
+def test_links_have_the_rate_that_was_asked_for(network: HostNetwork) -> None:
     """8 MB at 80 Mbit/s take 0.8 s; without a shaper some milliseconds."""
     script = "import socket, time\n"
     receive = (
@@ -65,7 +65,7 @@ peer.shutdown(socket.SHUT_WR); peer.recv(1); print(time.monotonic() - start)"""
 
 def test_hosts_go_with_a_maker_that_is_killed() -> None:
     program = (
-        "from ringtrain.bench.hosts import Network\nimport time\nn = Network({'lone': 'eth0'})\n"
+        "from ringtrain.bench.namespaces import Network\nimport time\nn = Network({'lone': 'eth0'})\n"
         "print(n['lone'].pid, n.folder, flush=True)\ntime.sleep(60)"
     )
     maker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

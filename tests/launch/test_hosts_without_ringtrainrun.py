@@ -10,8 +10,8 @@ import needs
 import pytest
 from environments import python_with, rank_environment
 
-from ringtrain.bench import hosts
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench import namespaces
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [pytest.mark.tcp, needs.hosts]
 PATIENCE = 150.0
@@ -40,7 +40,7 @@ os.write(1, f"rank {hvd.rank()} of {hvd.size()} sum {total[0]}\\n".encode())
 """
 
 
-def on_both(network: NamespaceNetwork, *line: str, **variables: str) -> list[tuple[int, str, str]]:
+def on_both(network: HostNetwork, *line: str, **variables: str) -> list[tuple[int, str, str]]:
     """Runs a command on the first two hosts at once; exit code, stdout and stderr of each."""
     started = [
         network[name].start(
@@ -56,7 +56,7 @@ def on_both(network: NamespaceNetwork, *line: str, **variables: str) -> list[tup
     return [(process.returncode, *words) for process, words in zip(started, said, strict=True)]
 
 
-def torchrun(network: NamespaceNetwork, program: str, folder: Path, *flags: str) -> list[tuple[int, str, str]]:
+def torchrun(network: HostNetwork, program: str, folder: Path, *flags: str) -> list[tuple[int, str, str]]:
     (folder / "train.py").write_text(program)
     endpoint = f"--rdzv-endpoint={network['node-a'].address}:29400"
     return on_both(
@@ -65,7 +65,7 @@ def torchrun(network: NamespaceNetwork, program: str, folder: Path, *flags: str)
     )
 
 
-def left_behind(network: NamespaceNetwork) -> list[str]:
+def left_behind(network: HostNetwork) -> list[str]:
     """What is still there of a job a moment after its end."""
     deadline = time.monotonic() + 10
     while left := [f"{host.name}: {what}" for host in network.hosts.values() for what in host.left()]:
@@ -76,7 +76,7 @@ def left_behind(network: NamespaceNetwork) -> list[str]:
 
 
 @pytest.mark.long  # on one host every run has torchrun
-def test_torchrun_on_two_hosts(three_hosts: NamespaceNetwork, tmp_path: Path) -> None:
+def test_torchrun_on_two_hosts(three_hosts: HostNetwork, tmp_path: Path) -> None:
     done = torchrun(three_hosts, PROGRAM, tmp_path)
     assert [code for code, _, _ in done] == [0, 0], done
     assert sorted("".join(out for _, out, _ in done).splitlines()) in (PLACES, AS_GROUPS_CAME), done
@@ -88,7 +88,7 @@ AS_GROUPS_CAME = sorted(["node-b 0 4 0 2", "node-b 1 4 1 2", "node-a 2 4 0 2", "
 
 
 @pytest.mark.long
-def test_torchrun_restarts_a_job_in_a_new_world(three_hosts: NamespaceNetwork, tmp_path: Path) -> None:
+def test_torchrun_restarts_a_job_in_a_new_world(three_hosts: HostNetwork, tmp_path: Path) -> None:
     done = torchrun(three_hosts, RESTARTED, tmp_path, "--max-restarts=3", "--monitor-interval=0.2")
     assert [code for code, _, _ in done] == [0, 0], done[0][2] + done[1][2]
     lines = sorted("".join(out for _, out, _ in done).splitlines())
@@ -96,9 +96,7 @@ def test_torchrun_restarts_a_job_in_a_new_world(three_hosts: NamespaceNetwork, t
     assert not left_behind(three_hosts)
 
 
-def start_by_hand(
-    network: NamespaceNetwork, rendezvous: str, folder: Path, **variables: str
-) -> list[tuple[int, str, str]]:
+def start_by_hand(network: HostNetwork, rendezvous: str, folder: Path, **variables: str) -> list[tuple[int, str, str]]:
     """Two ranks on each of two hosts, by a shell's own means."""
     place = f"dict(rank=2 * {{number}} + int(sys.argv[2]), size=4, rendezvous='{rendezvous}')"
     (folder / "train.py").write_text(PROGRAM)
@@ -109,19 +107,19 @@ def start_by_hand(
     )
 
 
-def test_ranks_that_know_an_address(three_hosts: NamespaceNetwork, tmp_path: Path) -> None:
+def test_ranks_that_know_an_address(three_hosts: HostNetwork, tmp_path: Path) -> None:
     address = f"{three_hosts['node-a'].address}:29500"
     done = start_by_hand(three_hosts, address, tmp_path, RINGTRAIN_SECRET="5e" * 32, RINGTRAIN_PORT_RANGE="21000-21019")
     assert [code for code, _, _ in done] == [0, 0], done
     assert sorted("".join(out for _, out, _ in done).splitlines()) == PLACES
 
 
-def test_ranks_that_know_a_folder(three_hosts: NamespaceNetwork, tmp_path: Path) -> None:
+def test_ranks_that_know_a_folder(three_hosts: HostNetwork, tmp_path: Path) -> None:
     """They must be told the network: nothing in a folder says where the others are."""
     lost = start_by_hand(three_hosts, f"file://{tmp_path}/meet", tmp_path)
     assert all("init: ranks must listen where other hosts reach them, but rank 0 can be" in err for *_, err in lost)
     done = start_by_hand(
-        three_hosts, f"file://{tmp_path}/meet", tmp_path, RINGTRAIN_NETWORK_INTERFACES=f"{hosts.NETWORK}.0/24"
+        three_hosts, f"file://{tmp_path}/meet", tmp_path, RINGTRAIN_NETWORK_INTERFACES=f"{namespaces.NETWORK}.0/24"
     )
     assert [code for code, _, _ in done] == [0, 0], done
     assert sorted("".join(out for _, out, _ in done).splitlines()) == PLACES

@@ -20,8 +20,8 @@ import time
 import pytest
 
 from ringtrain.launch import cli, mpich, openmpi, planning, srun
-from ringtrain.launch.agent.command import threads_per_rank
 from ringtrain.launch.agent.facts import visible_gpus
+from ringtrain.launch.agent.rank_command import threads_per_rank
 from ringtrain.launch.agent.segments import Segments, segments_of
 from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.host_errors import HostError
@@ -35,8 +35,8 @@ from ringtrain.launch.hosts import (
     parse_slurm,
     place,
 )
-from ringtrain.launch.log import Text
-from ringtrain.launch.mpi import Installation, LaunchError, command_line, find_program
+from ringtrain.launch.log_lines import Text
+from ringtrain.launch.mpi_installation import Installation, LaunchError, command_line, find_program
 from ringtrain.launch.output import RankStream, last_state, last_traceback
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of

@@ -27,7 +27,7 @@ from ringtrain.launch.shells import Ssh
 SECONDS = 30.0
 ORPHAN = """
 import os, time
-from ringtrain.launch.agent.command import end_with
+from ringtrain.launch.agent.rank_command import end_with
 if os.fork() == 0:
     parent = os.getpid()
     if os.fork() == 0:

@@ -11,7 +11,7 @@ import needs
 import pytest
 from environments import python_with
 
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 from ringtrain.launch.doctor_advice import advise, floor_seconds, modes
 from ringtrain.launch.doctor_report import report
 from ringtrain.launch.examine import interfaces_in_use, part_to_measure, seconds_of_all
@@ -358,7 +358,7 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
     written = tmp_path / "found.json"
     ranks = {"node-a": 1, "node-b": 2} | ({"node-c": 1} if mpi == "tcp" else {})
     interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
-    with hosts.NamespaceNetwork({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
+    with namespaces.HostNetwork({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
         if mpi == "tcp":
             network.slow_down("node-c", "40mbit", to="node-a")
         done = network["node-a"].run(

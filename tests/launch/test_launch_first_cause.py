@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from ringtrain.launch.clocks import HostClock
-from ringtrain.launch.elastic import ElasticJob
+from ringtrain.launch.elastic_job import ElasticJob
 from ringtrain.launch.ends import Ends
 from ringtrain.launch.job import Job
-from ringtrain.launch.openmpi import LOST_DAEMON
-from ringtrain.launch.ranks import (
+from ringtrain.launch.known_ranks import (
     LOST,
     Rank,
     blame_survived,
@@ -20,6 +19,7 @@ from ringtrain.launch.ranks import (
     host_without_engine,
     left_before,
 )
+from ringtrain.launch.openmpi import LOST_DAEMON
 
 
 def host_clock(ahead: float, took: float = 0.001) -> HostClock:

@@ -15,7 +15,7 @@ from environments import EACH_MPI, python_with
 
 import ringtrain
 from ringtrain import runner
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 from ringtrain.launch import cli, function, planning
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.interpreter import module
@@ -62,7 +62,7 @@ def test_results_come_in_rank_order(mpi: str, tmp_path: Path) -> None:
 
 @needs.hosts
 def test_the_function_travels_to_other_hosts_and_its_results_back(
-    tmp_path: Path, three_hosts: hosts.NamespaceNetwork
+    tmp_path: Path, three_hosts: namespaces.HostNetwork
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SUMS.replace("**KEYWORDS", "hosts='node-b:1,node-c:2'"))

@@ -26,7 +26,7 @@ from environments import (
 )
 
 import ringtrain.version
-from ringtrain.bench.hosts import NamespaceHost, NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork, NamespaceHost
 
 pytestmark = needs.hosts
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ while True:
 
 
 @pytest.fixture
-def network(three_hosts: NamespaceNetwork) -> NamespaceNetwork:
+def network(three_hosts: HostNetwork) -> HostNetwork:
     return three_hosts
 
 
@@ -67,7 +67,7 @@ def launch(host: NamespaceHost, python: str, *arguments: str, **options) -> subp
     return host.run(python, "-m", "ringtrain.launch", *arguments, **options)
 
 
-def await_empty(network: NamespaceNetwork) -> None:
+def await_empty(network: HostNetwork) -> None:
     """Until no host has a process of the job, and that of ssh neither."""
     deadline = time.monotonic() + PATIENCE
     while left := {name: host.processes() for name, host in network.hosts.items() if host.processes()}:
@@ -79,7 +79,7 @@ def await_empty(network: NamespaceNetwork) -> None:
 
 
 @EACH_STARTER
-def test_ranks_of_all_hosts_meet(mpi: str, network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_ranks_of_all_hosts_meet(mpi: str, network: HostNetwork, tmp_path: Path) -> None:
     """Relative path of the script, working directory, odd values of variables, interfaces: as on the launcher's host."""
     (tmp_path / "train.py").write_text("""
 import json, os, sys, time
@@ -123,7 +123,7 @@ print(json.dumps([os.uname().nodename, rt.local_rank(), os.environ["RINGTRAIN_LO
 @EACH_STARTER
 def test_hosts_that_share_only_ipv6_run_jobs_of_open_mpi(mpi: str) -> None:
     program = "import numpy, ringtrain as rt; rt.init(); print(rt.allreduce(numpy.full(3, rt.rank() + 1.0), op=rt.Sum))"
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5"}, ipv6=True) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "ens5"}, ipv6=True) as network:
         done = launch(
             network["node-a"],
             python_with(mpi),
@@ -149,7 +149,7 @@ def test_hosts_that_share_only_ipv6_run_jobs_of_open_mpi(mpi: str) -> None:
 
 
 @pytest.mark.mpich
-def test_a_network_between_some_hosts_alone_is_left_alone(network: NamespaceNetwork) -> None:
+def test_a_network_between_some_hosts_alone_is_left_alone(network: HostNetwork) -> None:
     """Unlike docker0 its interface has another address on each host, and something at the other end of its cable."""
     pair = [network["node-a"], network["node-b"]]
     for number, host in enumerate(pair, start=1):
@@ -181,7 +181,7 @@ for _ in range({rounds}):
     total = rt.allreduce(np.ones({megabytes << 18}, np.float32), op=rt.Sum)
 print(total.min(), total.max())
 """
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "eth0"}, rate="1gbit", links=2) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "eth0"}, rate="1gbit", links=2) as network:
         done = launch(
             network["node-a"],
             python_with(mpi),
@@ -201,7 +201,7 @@ print(total.min(), total.max())
 
 
 @EACH_STARTER
-def test_a_failure_on_another_host_is_the_last_word(mpi: str, network: NamespaceNetwork) -> None:
+def test_a_failure_on_another_host_is_the_last_word(mpi: str, network: HostNetwork) -> None:
     program = """
 import sys
 import numpy as np, ringtrain as rt
@@ -243,7 +243,7 @@ rt.allreduce(np.ones(10, np.float32))
     ],
 )
 def test_the_launchers_end_leaves_no_process_on_any_host(
-    mpi: str, number: int, code: int, network: NamespaceNetwork
+    mpi: str, number: int, code: int, network: HostNetwork
 ) -> None:
     launcher = network["node-a"].start(
         *ringtrainrun(mpi, 3, "-H", "node-a:1,node-b:1,node-c:1", "python", "-c", STUBBORN),
@@ -263,7 +263,7 @@ def test_the_launchers_end_leaves_no_process_on_any_host(
 
 
 @OPENMPI_OR_TCP
-def test_a_lost_agent_ends_the_job_and_names_the_host(mpi: str, network: NamespaceNetwork) -> None:
+def test_a_lost_agent_ends_the_job_and_names_the_host(mpi: str, network: HostNetwork) -> None:
     launcher = network["node-a"].start(
         *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", "python", "-c", STUBBORN),
         stdout=subprocess.PIPE,
@@ -282,7 +282,7 @@ def test_a_lost_agent_ends_the_job_and_names_the_host(mpi: str, network: Namespa
 @pytest.mark.long
 @OPENMPI_OR_TCP
 def test_a_host_that_leaves_the_network_ends_the_job_on_both_sides(mpi: str) -> None:
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5"}) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "ens5"}) as network:
         launcher = network["node-a"].start(
             *ringtrainrun(mpi, 2, "-H", "node-a:1,node-b:1", "python", "-c", STUBBORN),
             stdout=subprocess.PIPE,
@@ -303,7 +303,7 @@ def test_a_host_that_leaves_the_network_ends_the_job_on_both_sides(mpi: str) -> 
 # ---- before it ----
 
 
-def refused(network: NamespaceNetwork, listed: str, *arguments: str, folder: str | Path = ROOT) -> str:
+def refused(network: HostNetwork, listed: str, *arguments: str, folder: str | Path = ROOT) -> str:
     """What the launcher says when it refuses to start on these hosts."""
     count = str(len(listed.split(",")))
     done = launch(
@@ -324,7 +324,7 @@ def refused(network: NamespaceNetwork, listed: str, *arguments: str, folder: str
     return done.stderr
 
 
-def test_every_host_that_cannot_be_reached_is_named_with_its_reason(network: NamespaceNetwork) -> None:
+def test_every_host_that_cannot_be_reached_is_named_with_its_reason(network: HostNetwork) -> None:
     """All at once: one without route, one without a name, one that would ask for a password."""
     with (network.folder / "names").open("a") as names:
         names.write("10.77.0.99 absent\n")
@@ -358,7 +358,7 @@ train(rt.elastic.ObjectState(step=0))
 """
 
 
-def test_an_elastic_job_starts_without_a_host_that_is_down(network: NamespaceNetwork) -> None:
+def test_an_elastic_job_starts_without_a_host_that_is_down(network: HostNetwork) -> None:
     """The first one, on which rank 0 would be; it is told, and gets its rank when it comes."""
     flags = [
         *transport_of("tcp"),
@@ -392,14 +392,14 @@ def test_an_elastic_job_starts_without_a_host_that_is_down(network: NamespaceNet
     assert "host 'late' has come, with 1 slots." in said and said.count("world of 2") == 2
 
 
-def test_an_elastic_job_takes_a_spare_host_for_one_that_is_down(network: NamespaceNetwork) -> None:
+def test_an_elastic_job_takes_a_spare_host_for_one_that_is_down(network: HostNetwork) -> None:
     flags = [*transport_of("tcp"), "--elastic", "-np", "1:2", "-H", "nobody:1,node-a:1,node-c:2"]
     done = launch(network["node-a"], python_with("tcp"), *flags, "python", "-c", UNTIL_TWO)
     assert done.returncode == 0 and "host 'node-c' has come, with 1 slots." in done.stderr, done.stderr
     assert done.stdout.count("world of 2") == 2 and done.stderr.count("host 'nobody'") == 1
 
 
-def test_an_elastic_job_does_not_start_below_its_minimum(network: NamespaceNetwork) -> None:
+def test_an_elastic_job_does_not_start_below_its_minimum(network: HostNetwork) -> None:
     done = launch(
         network["node-a"],
         python_with("tcp"),
@@ -418,7 +418,7 @@ def test_an_elastic_job_does_not_start_below_its_minimum(network: NamespaceNetwo
     )
 
 
-def test_a_changed_host_key_is_refused_with_the_way_out(network: NamespaceNetwork) -> None:
+def test_a_changed_host_key_is_refused_with_the_way_out(network: HostNetwork) -> None:
     assert launch(network["node-a"], python_with("openmpi"), "-np", "1", "-H", "node-b:1", "true").returncode == 0
     home = network["node-a"].folder / "ssh" / "known_hosts"
     known = home.read_text()  # its names may be hashed, so every key is changed
@@ -434,7 +434,7 @@ def test_a_changed_host_key_is_refused_with_the_way_out(network: NamespaceNetwor
     assert "host 'node-b'" in said and "its host key" in said and "ssh-keygen -R node-b" in said
 
 
-def test_hosts_that_are_not_like_this_one_are_refused(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_hosts_that_are_not_like_this_one_are_refused(network: HostNetwork, tmp_path: Path) -> None:
     """At once: a missing directory on one host, another version of ringtrain on the other."""
     there = tmp_path / "work"
     there.mkdir()
@@ -448,7 +448,7 @@ def test_hosts_that_are_not_like_this_one_are_refused(network: NamespaceNetwork,
     assert "host 'node-c': ringtrain must be the same as here, but is 9.9.9" in said and f" and {here} (" in said
 
 
-def test_a_command_that_is_on_no_path_there_is_refused(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_a_command_that_is_on_no_path_there_is_refused(network: HostNetwork, tmp_path: Path) -> None:
     """It was started, and the job ended with 127."""
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
@@ -463,19 +463,19 @@ def test_a_command_that_is_on_no_path_there_is_refused(network: NamespaceNetwork
         )
 
 
-def test_a_host_without_the_launchers_python_is_refused(network: NamespaceNetwork) -> None:
+def test_a_host_without_the_launchers_python_is_refused(network: HostNetwork) -> None:
     with network["node-b"].hidden(sys.prefix):
         said = refused(network, "node-b:1")
     assert "host 'node-b': it must run a command without a prompt, but there is no Python at" in said
 
 
-def test_one_machine_under_two_names_is_refused(network: NamespaceNetwork) -> None:
+def test_one_machine_under_two_names_is_refused(network: HostNetwork) -> None:
     with (network.folder / "names").open("a") as names:
         names.write(f"{network['node-b'].address} alias\n")
     assert "hosts 'node-b,alias': each name must be a different machine" in refused(network, "node-b:1,alias:1")
 
 
-def test_interfaces_that_lead_nowhere_are_refused(network: NamespaceNetwork) -> None:
+def test_interfaces_that_lead_nowhere_are_refused(network: HostNetwork) -> None:
     said = refused(network, "node-a:1,node-b:1", "--network-interfaces", "docker0")
     assert "every other host must reach it" in said and "at 172.17.0.1 (docker0): " in said
     said = refused(network, "node-a:1,node-b:1", "--network-interfaces", "eth0")
@@ -489,7 +489,7 @@ def test_a_path_that_loses_large_packets_is_told_before_the_start() -> None:
     """That of the tensors; ssh goes by another one. Where there is a choice, the job goes another way."""
     program = "import numpy as np, ringtrain as rt; rt.init(); print(rt.allreduce(np.ones(9**6), op=rt.Sum)[0])"
     job = ("--transport", "tcp", "-np", "3", "-H", "node-a:1,node-b:1,node-c:1")
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, links=2) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}, links=2) as network:
         with network.losing_large("node-b", link=2):
             named = launch(
                 network["node-a"],
@@ -509,7 +509,7 @@ def test_a_path_that_loses_large_packets_is_told_before_the_start() -> None:
     assert "network 10.78.2.0/24 is left out, because of host 'node-b'" in free.stderr
 
 
-def test_gpus_named_by_x_are_those_of_every_host(network: NamespaceNetwork) -> None:
+def test_gpus_named_by_x_are_those_of_every_host(network: HostNetwork) -> None:
     """The variable of the launcher's own host does not travel, but that of -x does."""
     said = refused(network, "node-a:1,node-b:2", "-x", "CUDA_VISIBLE_DEVICES=0", "-np", "3")
     assert "host 'node-b': there must be a GPU for each of its 2 ranks, but CUDA_VISIBLE_DEVICES names 1" in said
@@ -517,7 +517,7 @@ def test_gpus_named_by_x_are_those_of_every_host(network: NamespaceNetwork) -> N
 
 
 @OPENMPI_OR_TCP
-def test_ports_stay_within_the_range(mpi: str, network: NamespaceNetwork) -> None:
+def test_ports_stay_within_the_range(mpi: str, network: HostNetwork) -> None:
     await_empty(network)  # of agents that listened for earlier jobs
     program = """
 import subprocess, ringtrain as rt
@@ -585,7 +585,7 @@ def conda_like(prefix: Path, python: str) -> Path:
 
 
 @pytest.mark.openmpi
-def test_an_environment_that_is_only_a_prefix_serves_all_hosts(network: NamespaceNetwork, tmp_path: Path) -> None:
+def test_an_environment_that_is_only_a_prefix_serves_all_hosts(network: HostNetwork, tmp_path: Path) -> None:
     python = conda_like(tmp_path / "conda", python_with("openmpi"))
     program = (
         "import sys, numpy, ringtrain as rt; rt.init(); "
@@ -613,7 +613,7 @@ def test_an_environment_that_is_only_a_prefix_serves_all_hosts(network: Namespac
 # ---- what does not start, and what loses its engine ----
 
 
-def test_a_failed_preflight_leaves_neither_ssh_nor_a_process_there(network: NamespaceNetwork) -> None:
+def test_a_failed_preflight_leaves_neither_ssh_nor_a_process_there(network: HostNetwork) -> None:
     """One host is refused at once; on the other Python hangs, as on a file server that does not answer."""
     hanging = network.folder / "hanging"
     hanging.mkdir()
@@ -636,7 +636,7 @@ def test_a_failed_preflight_leaves_neither_ssh_nor_a_process_there(network: Name
     await_empty(network)
 
 
-def test_the_reason_is_not_what_ssh_mentions_beside_it(network: NamespaceNetwork) -> None:
+def test_the_reason_is_not_what_ssh_mentions_beside_it(network: HostNetwork) -> None:
     """It meets the host for the first time, says so, and then that there is no Python."""
     known = network["node-a"].folder / "ssh" / "known_hosts"
     before = known.read_text() if known.exists() else ""
@@ -650,7 +650,7 @@ def test_the_reason_is_not_what_ssh_mentions_beside_it(network: NamespaceNetwork
 
 
 @EACH_MPI
-def test_a_host_whose_daemon_is_killed_is_named(mpi: str, network: NamespaceNetwork) -> None:
+def test_a_host_whose_daemon_is_killed_is_named(mpi: str, network: HostNetwork) -> None:
     launcher = network["node-a"].start(
         *ringtrainrun(mpi, 3, "-H", "node-a:1,node-b:1,node-c:1", "python", "-c", WORK),
         stdout=subprocess.PIPE,
@@ -673,7 +673,7 @@ def test_a_host_whose_daemon_is_killed_is_named(mpi: str, network: NamespaceNetw
 
 
 @pytest.mark.tcp
-def test_a_host_whose_agent_is_killed_amidst_steps_is_named(network: NamespaceNetwork) -> None:
+def test_a_host_whose_agent_is_killed_amidst_steps_is_named(network: HostNetwork) -> None:
     """Ranks of the other hosts learn of it from the world, at about the time at which the launcher does."""
     launcher = network["node-a"].start(
         *ringtrainrun("tcp", 3, "-H", "node-a:1,node-b:1,node-c:1", "python", "-c", WORK),
@@ -695,7 +695,7 @@ def test_a_host_whose_agent_is_killed_amidst_steps_is_named(network: NamespaceNe
 def test_daemons_end_when_the_data_network_dies_and_that_of_ssh_does_not() -> None:
     """They do not hear of the end of the job, nor does the ssh that started them end before they do."""
     interfaces = {"node-a": "eth0", "node-b": "ens5"}
-    with NamespaceNetwork(interfaces, links=2) as network:
+    with HostNetwork(interfaces, links=2) as network:
         launcher = network["node-a"].start(
             *ringtrainrun(
                 "openmpi", 2, "-H", "node-a:1,node-b:1", "--network-interfaces", "10.78.2.0/24", "python", "-c", WORK

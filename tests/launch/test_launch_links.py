@@ -14,7 +14,7 @@ from pathlib import Path
 import needs
 import pytest
 
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 from ringtrain.launch import links, throughput
 from ringtrain.launch.links import (
     apart,
@@ -221,7 +221,7 @@ sys.stdin.readline()
 @pytest.mark.calm
 @needs.hosts
 def test_the_link_that_closes_the_ring_is_as_slow_as_it_is() -> None:
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "eth0", "node-c": "eth0"}, useless=None) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "eth0", "node-c": "eth0"}, useless=None) as network:
         network.slow_down("node-c", "40mbit", to="node-a")
         ring = [f"{host.address}:7000" for host in network.hosts.values()]
         started = [

@@ -14,7 +14,7 @@ from eventually import eventually
 
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.engine import Program
-from ringtrain.launch.mpi import LaunchError, find_program
+from ringtrain.launch.mpi_installation import LaunchError, find_program
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.terminal import Terminal
 
@@ -69,7 +69,7 @@ sys.exit(cli.main(sys.argv[2:]))
 def test_an_mpirun_that_stumbles_before_any_rank_ran_is_started_once_more(times: int, tmp_path: Path) -> None:
     python, _, _, *arguments = ringtrainrun("openmpi", 2, "echo", "ran")
     program = subprocess.run(
-        [python, "-c", "from ringtrain.launch.mpi import find_installation as f; print(f().program)"],
+        [python, "-c", "from ringtrain.launch.mpi_installation import find_installation as f; print(f().program)"],
         capture_output=True,
         text=True,
     ).stdout.strip()

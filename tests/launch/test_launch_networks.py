@@ -18,12 +18,11 @@ from types import SimpleNamespace
 import needs
 import pytest
 
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 from ringtrain.launch import mpich, openmpi, preflight
-from ringtrain.launch.agent import networks
+from ringtrain.launch.agent import host_networks
 from ringtrain.launch.agent.events import call_ready
-from ringtrain.launch.agent.network_test import NetworkTest
-from ringtrain.launch.agent.networks import (
+from ringtrain.launch.agent.host_networks import (
     LOSES_LARGE,
     Networks,
     free_port,
@@ -33,9 +32,10 @@ from ringtrain.launch.agent.networks import (
     is_allowed,
     rdma_ports,
 )
+from ringtrain.launch.agent.network_test import NetworkTest
 from ringtrain.launch.environment import of_host
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation, LaunchError
 from ringtrain.launch.networks import Chosen, HostAddress, callees, choose
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import Beside
@@ -181,12 +181,12 @@ def saying(*what: bytes) -> Iterator[socket.socket]:
 def test_who_sends_nothing_behind_the_nonce_loses_large_packets() -> None:
     nonce = bytes(range(16))
     with saying(nonce) as connection:
-        assert networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
+        assert host_networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
     with saying(nonce, bytes(1000)) as connection:
-        assert networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
-        assert networks.answer_of(connection, nonce, LOSES_LARGE) == ""
+        assert host_networks.answer_of(connection, nonce, "no answer") == LOSES_LARGE
+        assert host_networks.answer_of(connection, nonce, LOSES_LARGE) == ""
     with saying(nonce[::-1]) as connection:
-        assert networks.answer_of(connection, nonce, "no answer") == "another host answered"
+        assert host_networks.answer_of(connection, nonce, "no answer") == "another host answered"
 
 
 def test_a_caller_that_takes_nothing_keeps_nobody_waiting() -> None:
@@ -202,7 +202,7 @@ def test_a_caller_that_takes_nothing_keeps_nobody_waiting() -> None:
 
 LISTEN = """
 import json, sys
-from ringtrain.launch.agent.networks import Networks
+from ringtrain.launch.agent.host_networks import Networks
 own = Networks()
 print(json.dumps(own.listen("ab" * 16, (0, 0), [])), flush=True)
 own.answer_beside()
@@ -216,7 +216,7 @@ print(json.dumps(networks.connect_all(json.loads(sys.argv[1]))))
 """
 
 
-def reached(network: NamespaceNetwork, caller: str, called: str) -> dict[str, str]:
+def reached(network: HostNetwork, caller: str, called: str) -> dict[str, str]:
     """What the agent of one host finds at each address of another one, by interface."""
     path = {"env": {"PYTHONPATH": str(Path(__file__).parents[2])}, "text": True}
     listener = network[called].start(
@@ -230,7 +230,7 @@ def reached(network: NamespaceNetwork, caller: str, called: str) -> dict[str, st
 
 
 @needs.hosts
-def test_agents_see_that_a_path_loses_large_packets(three_hosts: NamespaceNetwork) -> None:
+def test_agents_see_that_a_path_loses_large_packets(three_hosts: HostNetwork) -> None:
     with three_hosts.losing_large("node-b"):
         assert reached(three_hosts, "node-a", "node-b")["ens5"] == LOSES_LARGE
         assert reached(three_hosts, "node-b", "node-a")["eth0"] == LOSES_LARGE
@@ -366,8 +366,8 @@ class Served:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loopback as the network of two hosts."""
-    monkeypatch.setattr(networks, "ipv4_addresses", lambda: [("eth0", "127.0.0.1", 8)])
-    monkeypatch.setattr(networks, "ipv6_addresses", list)
+    monkeypatch.setattr(host_networks, "ipv4_addresses", lambda: [("eth0", "127.0.0.1", 8)])
+    monkeypatch.setattr(host_networks, "ipv6_addresses", list)
 
 
 def test_agents_that_serve_call_each_other(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_agents_that_serve_call_each_other(here: None, monkeypatch: pytest.Monke
     pair = Served(), Served()
     ports = [each.told[0]["addresses"][0][3] for each in pair]
     assert pair[0].told[0]["machine"] == pair[1].told[0]["machine"] and pair[0].told[0]["name"] == socket.gethostname()
-    monkeypatch.setattr(networks, "SECONDS_TO_CONNECT", 0.3)
+    monkeypatch.setattr(host_networks, "SECONDS_TO_CONNECT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as closed:
         nowhere = closed.getsockname()[1]
         closed.close()

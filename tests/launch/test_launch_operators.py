@@ -17,11 +17,11 @@ import needs
 import pytest
 from environments import python_with, transport_of
 
-from ringtrain.bench.hosts import find_program
+from ringtrain.bench.namespaces import find_program
 from ringtrain.launch import preflight
 from ringtrain.launch.host_errors import HostNotThereError
 from ringtrain.launch.hosts import Host, HostsError
-from ringtrain.launch.mpi import Installation
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.operators import HOSTFILE_VARIABLES, named_hosts
 from ringtrain.launch.plan import Plan
 

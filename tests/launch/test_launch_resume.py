@@ -17,7 +17,7 @@ from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
 from ringtrain.launch.hosts import Host, HostsError
 from ringtrain.launch.job_folder import JobFolder, Outline
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.shells import Ssh

@@ -14,7 +14,7 @@ import needs
 import pytest
 from environments import EACH_MPI, python_with, ringtrainrun
 
-from ringtrain.bench.hosts import NamespaceHost, NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork, NamespaceHost
 
 ROOT = Path(__file__).parents[2]
 START_UP_FILE = Path.home() / ".bashrc"
@@ -30,7 +30,7 @@ pytestmark = [
 SUM = "import numpy, ringtrain as rt; rt.init(); print(rt.allreduce(numpy.ones(2), op=rt.Sum))"
 
 
-def launch(network: NamespaceNetwork, mpi: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+def launch(network: HostNetwork, mpi: str, *arguments: str, **options) -> subprocess.CompletedProcess:
     options = {"env": dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"), "timeout": PATIENCE, **options}
     return network["node-a"].run(
         python_with(mpi), "-m", "ringtrain.launch", "-np", "2", "-H", "node-a:1,node-b:1", *arguments, **options
@@ -44,7 +44,7 @@ def end_all_that_run(host: NamespaceHost, command: str) -> None:
 
 
 @EACH_MPI
-def test_a_start_up_file_may_print(mpi: str, three_hosts: NamespaceNetwork) -> None:
+def test_a_start_up_file_may_print(mpi: str, three_hosts: HostNetwork) -> None:
     """At the beginning, in the midst of the job from what it has left running, and at the end."""
     text = "trap 'echo bye' EXIT; (for i in 1 2 3 4 5 6 7 8; do /bin/sleep 0.2; echo mail; done) &\n"
     text += "echo welcome; echo '{\"rank\": 0}'; /usr/bin/yes | /usr/bin/head -c 200000; /usr/bin/yes | /usr/bin/head -c 200000 >&2\n"
@@ -70,7 +70,7 @@ def test_a_start_up_file_may_print(mpi: str, three_hosts: NamespaceNetwork) -> N
     ],
     ids=["exits", "unsets HOME", "reads", "waits"],
 )
-def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_hosts: NamespaceNetwork) -> None:
+def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_hosts: HostNetwork) -> None:
     with three_hosts["node-b"].replaced(START_UP_FILE, text):
         done = launch(three_hosts, "openmpi", "--start-timeout", "6", "echo", "started")
     end_all_that_run(three_hosts["node-b"], "/bin/sleep 100")
@@ -78,7 +78,7 @@ def test_what_a_start_up_file_must_not_do_is_told(text: str, words: str, three_h
     assert SAYS in done.stderr and words in done.stderr and "Traceback (" not in done.stderr, done.stderr
 
 
-def test_a_shell_whose_start_up_file_waits_for_ever_is_ended(three_hosts: NamespaceNetwork) -> None:
+def test_a_shell_whose_start_up_file_waits_for_ever_is_ended(three_hosts: HostNetwork) -> None:
     """sshd leaves it where it waits, and it would have run the agent once it went on."""
     before = three_hosts["node-b"].processes()  # what an earlier start-up file has become
     with three_hosts["node-b"].replaced(START_UP_FILE, "/bin/sleep 5000\n/bin/sleep 5001\n"):
@@ -88,9 +88,7 @@ def test_a_shell_whose_start_up_file_waits_for_ever_is_ended(three_hosts: Namesp
 
 
 @pytest.mark.parametrize("text, stays", [("exec /bin/sleep 30\n", True), ("/bin/sleep 30\n", False)])
-def test_what_a_start_up_file_turns_the_shell_into_is_named(
-    text: str, stays: bool, three_hosts: NamespaceNetwork
-) -> None:
+def test_what_a_start_up_file_turns_the_shell_into_is_named(text: str, stays: bool, three_hosts: HostNetwork) -> None:
     """Without a terminal nothing ends it, and no command can be run beside it."""
     with three_hosts["node-b"].replaced(START_UP_FILE, text):
         done = launch(three_hosts, "tcp", "--transport", "tcp", "--start-timeout", "2", "true")
@@ -104,7 +102,7 @@ def test_what_a_start_up_file_turns_the_shell_into_is_named(
 
 @EACH_MPI
 @needs.package("tcsh", "tcsh")
-def test_csh_may_be_the_login_shell(mpi: str, three_hosts: NamespaceNetwork) -> None:
+def test_csh_may_be_the_login_shell(mpi: str, three_hosts: HostNetwork) -> None:
     users = Path("/etc/passwd").read_text()
     shell = pwd.getpwuid(os.getuid()).pw_shell
     own = next(line for line in users.splitlines() if line.startswith(pwd.getpwuid(os.getuid()).pw_name + ":"))
@@ -120,7 +118,7 @@ def test_csh_may_be_the_login_shell(mpi: str, three_hosts: NamespaceNetwork) -> 
 FLOOD = "import os, time\nwhile True: print('x' * 1000)"
 
 
-def start_flood(network: NamespaceNetwork, **options) -> subprocess.Popen:
+def start_flood(network: HostNetwork, **options) -> subprocess.Popen:
     launcher = network["node-a"].start(
         *ringtrainrun("openmpi", 2, "-H", "node-a:1,node-b:1", "python", "-c", FLOOD),
         stdout=subprocess.PIPE,
@@ -132,7 +130,7 @@ def start_flood(network: NamespaceNetwork, **options) -> subprocess.Popen:
     return launcher
 
 
-def await_empty(network: NamespaceNetwork, *names: str) -> None:
+def await_empty(network: HostNetwork, *names: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while left := {name: network[name].processes() for name in names if network[name].processes()}:
         assert time.monotonic() < deadline, f"left over: {left}"
@@ -140,7 +138,7 @@ def await_empty(network: NamespaceNetwork, *names: str) -> None:
 
 
 @pytest.mark.openmpi
-def test_a_signal_ends_all_hosts_of_a_job_that_nobody_reads(three_hosts: NamespaceNetwork) -> None:
+def test_a_signal_ends_all_hosts_of_a_job_that_nobody_reads(three_hosts: HostNetwork) -> None:
     launcher = start_flood(three_hosts)
     three_hosts["node-a"].signal_to(launcher, signal.SIGINT)
     assert launcher.wait(28) == 130  # before the agents give up themselves
@@ -150,7 +148,7 @@ def test_a_signal_ends_all_hosts_of_a_job_that_nobody_reads(three_hosts: Namespa
 
 @pytest.mark.openmpi
 @pytest.mark.long
-def test_an_agent_whose_launcher_stands_still_ends_its_ranks(three_hosts: NamespaceNetwork) -> None:
+def test_an_agent_whose_launcher_stands_still_ends_its_ranks(three_hosts: HostNetwork) -> None:
     """Half a minute later, though it cannot write a byte to it."""
     launcher = start_flood(three_hosts)
     three_hosts["node-a"].signal_to(launcher, signal.SIGSTOP)

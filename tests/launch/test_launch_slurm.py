@@ -14,8 +14,8 @@ import slurm_cluster
 from environments import EACH_MPI, EACH_STARTER, python_with, transport_of
 from slurm_cluster import Cluster
 
-from ringtrain.bench import hosts
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench import namespaces
+from ringtrain.bench.namespaces import HostNetwork
 
 pytestmark = [pytest.mark.long, needs.hosts, needs.machine(slurm_cluster.missing())]
 PATIENCE = 90.0
@@ -32,7 +32,7 @@ PLACES = ["node-a 0 0 4.0", "node-a 1 1 4.0", "node-b 2 0 4.0", "node-c 3 0 4.0"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with NamespaceNetwork({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as network:
+    with HostNetwork({"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}) as network:
         made = Cluster(network)
         made.environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1",
                              "RINGTRAIN_TRANSPORT": "auto"}  # fmt: skip
@@ -94,7 +94,7 @@ def test_srun_alone_starts_ranks_without_an_mpi(meets: str, cluster: Cluster, tm
 @EACH_MPI
 def test_srun_alone_starts_ranks_that_find_each_other(mpi: str, cluster: Cluster) -> None:
     # Without ringtrainrun nobody tells Open MPI that docker0 leads nowhere.
-    network = {"OMPI_MCA_btl_tcp_if_include": f"{hosts.NETWORK}.0/24"}
+    network = {"OMPI_MCA_btl_tcp_if_include": f"{namespaces.NETWORK}.0/24"}
     done = cluster.run("srun", f"--mpi={PLUGINS[mpi]}", "--nodes=3", "--ntasks=4", "--kill-on-bad-exit=1", python_with(mpi), "-c",
                        PROGRAM, env={**cluster.environment, **network}, timeout=PATIENCE)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

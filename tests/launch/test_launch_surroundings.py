@@ -23,10 +23,10 @@ import needs
 import pytest
 from environments import rank_environment, ringtrainrun
 
-from ringtrain._rendezvous import by_address, gathering, server
+from ringtrain._rendezvous import at_rank_zero, by_address, server
 from ringtrain._runtime import exits, inquiries
 from ringtrain.launch import cli, discovery, planning, preflight, srun
-from ringtrain.launch.agent import networks
+from ringtrain.launch.agent import host_networks
 from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.discovery import HostScript, ScriptError
 from ringtrain.launch.host_errors import HostBusyError
@@ -196,14 +196,14 @@ def test_the_first_process_of_a_container_ends_by_a_signal(tmp_path):
 
 def test_more_targets_than_descriptors(monkeypatch):
     """Of hosts that do not say who they are; each is told as that."""
-    monkeypatch.setattr(networks, "SECONDS_TO_CONNECT", 0.05)
+    monkeypatch.setattr(host_networks, "SECONDS_TO_CONNECT", 0.05)
     with socket.create_server(("127.0.0.1", 0), backlog=2000) as listener:
-        targets = [("127.0.0.1", listener.getsockname()[1], "00")] * (2 * networks.AT_ONCE + 10)
+        targets = [("127.0.0.1", listener.getsockname()[1], "00")] * (2 * host_networks.AT_ONCE + 10)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         taken = max(map(int, os.listdir("/proc/self/fd")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + networks.AT_ONCE + 20, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + host_networks.AT_ONCE + 20, before[1]))
         try:
-            assert networks.connect_all(targets) == ["no answer"] * len(targets)
+            assert host_networks.connect_all(targets) == ["no answer"] * len(targets)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -304,7 +304,7 @@ def test_each_address_of_a_name_is_called(monkeypatch):
         thread = threading.Thread(target=serve)
         thread.start()
         found = by_address.AtAddress(NAME, b"secret").find()
-        with closing(gathering._called(found, time.monotonic() + PATIENCE)) as client:
+        with closing(at_rank_zero._called(found, time.monotonic() + PATIENCE)) as client:
             assert client.socket.getpeername() == places[1]
         stop.set()
         thread.join()

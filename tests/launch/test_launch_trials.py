@@ -9,7 +9,7 @@ from ringtrain.launch import cli, planning, trials
 from ringtrain.launch.discovery import Supply
 from ringtrain.launch.elastic_hosts import ElasticHosts
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi import LaunchError
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.trials import Trials
 

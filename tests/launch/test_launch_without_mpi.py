@@ -16,12 +16,12 @@ from environments import python_with, rank_environment, ringtrainrun
 from eventually import eventually
 
 from ringtrain._bootstrap import descriptors
-from ringtrain.bench.hosts import NamespaceNetwork
+from ringtrain.bench.namespaces import HostNetwork
 from ringtrain.launch import openmpi, transport
-from ringtrain.launch.agent.networks import ipv4_addresses, ipv6_addresses
+from ringtrain.launch.agent.host_networks import ipv4_addresses, ipv6_addresses
 from ringtrain.launch.agent.processes import Status, command_line_of, descendants_of
 from ringtrain.launch.environment import listening, of_host
-from ringtrain.launch.mpi import Installation
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.transport import without_mpi
 
@@ -426,7 +426,7 @@ def test_ranks_listen_on_the_chosen_networks_and_ports_alone() -> None:
 
 @needs.hosts
 @pytest.mark.tcp
-def test_ranks_of_several_hosts_are_started_and_introduced(three_hosts: NamespaceNetwork, tmp_path: Path) -> None:
+def test_ranks_of_several_hosts_are_started_and_introduced(three_hosts: HostNetwork, tmp_path: Path) -> None:
     """No host has an MPI here; the addresses are those of the network that all share, within the range of ports."""
     (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError('hidden')\n")
     program = MEET + "print('at', os.uname().nodename, os.environ['MASTER_ADDR'])"

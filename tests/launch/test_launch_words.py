@@ -12,10 +12,10 @@ from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.environment import job_environment
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job import Job
-from ringtrain.launch.mpi import Installation
+from ringtrain.launch.known_ranks import Rank
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.ranks import Rank
 from ringtrain.launch.terminal import Terminal
 
 HARMLESS = b"[node-a:00273] plm:ssh: Warning: setpgid(276,276) failed in parent with errno=Permission denied(13)\n"

@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from ringtrain.launch.log import KINDS, Json, Text
+from ringtrain.launch.log_lines import KINDS, Json, Text
 from ringtrain.launch.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,8 +26,8 @@ from ringtrain.launch.report import timelines
 from ringtrain.launch.report.findings import COMPUTING, Findings, Interconnect, find
 from ringtrain.launch.report.lateness import BEHIND, where_late
 from ringtrain.launch.report.page import page
-from ringtrain.launch.report.reading import parse, read
 from ringtrain.launch.report.steps import Steps, clocks_of, numbered, steps_of, union
+from ringtrain.launch.report.trace_arrays import parse, read
 from ringtrain.launch.report.verdicts import verdicts
 
 ORIGIN = 91_453_261_750_724.0  # microseconds

@@ -96,14 +96,14 @@ state, right, seen = hvd.elastic.State(model, optimizer, sampler=sampler), torch
     "jax/optax_transformation.py DistributedGradientTransformation": """
 state = hvd.DistributedGradientTransformation(optax.adamw(1e-3)).init(parameters)
 """,
-    **{f"embedding/optimizers.py {name}": NAMES["keras"] for name in ("SGD", "Adagrad", "RowWiseAdagrad", "SparseAdam")},
+    **{f"embedding/row_rules.py {name}": NAMES["keras"] for name in ("SGD", "Adagrad", "RowWiseAdagrad", "SparseAdam")},
     "keras/elastic/__init__.py module": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat()
 """,
     "keras/elastic/fit.py batches": "sampler = hvd.elastic.BatchSampler(len(x), batch_size=32)",
     "keras/elastic/fit.py ElasticHooks": "model.run_eagerly = True",  # in a graph threads of TensorFlow, which are no ranks, call
-    "keras/elastic/hooks.py UpdateEpochHooks": """
+    "keras/elastic/fit_hooks.py UpdateEpochHooks": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 state = hvd.elastic.KerasState(model, epoch=0)
@@ -133,7 +133,7 @@ SMALLER = {
     "< 1000": "< 20",
 }
 ALONE = [  # in a world of one rank, as their results show
-    "_bootstrap/start.py init", "_bootstrap/start.py shutdown", "_runtime/flights.py flight_record",
+    "_bootstrap/start.py init", "_bootstrap/start.py shutdown", "_runtime/flight_recorder.py flight_record",
     "_runtime/operations.py allreduce", "jax/operations.py allreduce",
 ]  # fmt: skip
 MAKES_ITS_WORLD = ["testing.py World"]
@@ -144,7 +144,7 @@ ELSEWHERE = {  # what needs processes, a trainer or root is run by other tests
     "spark": "tests/launch/test_spark.py",
     "launch/function.py": "tests/launch/test_launch_function.py",
     "torch/distributed": "tests/with_torch/test_torch_distributed.py",
-    "bench/hosts.py": "tests/launch/test_hosts.py",
+    "bench/namespaces.py": "tests/launch/test_hosts.py",
 }
 
 

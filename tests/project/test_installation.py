@@ -82,7 +82,11 @@ def test_own_programs_do_not_import_from_the_current_folder(tmp_path: Path) -> N
         done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "found last\n"), done.stderr
     done = subprocess.run(
-        [sys.executable, "-c", "from ringtrain.launch.mpi import find_installation as f; print(f().package)"],
+        [
+            sys.executable,
+            "-c",
+            "from ringtrain.launch import mpi_installation as m; print(m.find_installation().package)",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import needs
 
-from ringtrain.bench.hosts import DEBIAN_PACKAGES
+from ringtrain.bench.namespaces import DEBIAN_PACKAGES
 
 TESTS = Path(__file__).parents[1]
 TEXTS = {path.relative_to(TESTS): path.read_text() for path in sorted(TESTS.rglob("*.py"))}

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.keras.drift import fingerprint, first_difference
 from ringtrain.keras.fitting import arranged
-from ringtrain.keras.replicas import fingerprint, first_difference
 from ringtrain.keras.variables import slots_of
 from ringtrain.testing import World
 

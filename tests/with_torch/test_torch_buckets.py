@@ -26,7 +26,7 @@ from torch_models import (
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain._training.plan import STEADY_STEPS
+from ringtrain._training.bucket_plan import STEADY_STEPS
 from ringtrain._training.presence import DENSE
 from ringtrain._training.presence import SPARSE_64 as SPARSE
 from ringtrain.errors import InvalidArgumentError

@@ -21,7 +21,7 @@ from ringtrain._bootstrap.probes import (
 )
 from ringtrain._bootstrap.start import shutdown
 from ringtrain._runtime.context import is_initialized
-from ringtrain._runtime.flights import flight_record
+from ringtrain._runtime.flight_recorder import flight_record
 from ringtrain._runtime.operations import (
     Adasum,
     Average,

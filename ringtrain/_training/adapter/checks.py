@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain._binding import buffers, device_memory, tables
+from ringtrain._binding import device_memory, tables, tensor_memory
 from ringtrain._binding._native import ffi, lib
 from ringtrain._runtime.arguments import check_least
 from ringtrain._runtime.context import current
@@ -152,7 +152,7 @@ _NOTHING = _Content("", (), memoryview(b""), None)  # of None, a gradient that t
 def _content(tensor: object) -> _Content:
     if tensor is None:
         return _NOTHING
-    memory = buffers.as_buffer(tensor)
+    memory = tensor_memory.as_buffer(tensor)
     dtype = tables.DTYPE_BY_ID[memory.dtype]
     if memory.device >= 0:
         return _Content(dtype.name, memory.shape, memoryview(device_memory.read_device(current().native, memory)), None)

@@ -2,6 +2,6 @@
 
 Stich, "Local SGD Converges Fast and Communicates Little" (arXiv:1805.09767); with exact steps first Lin et al.
 (arXiv:1808.07217); with an outer optimizer Douillard et al., "DiLoCo" (arXiv:2311.08105). No framework is imported here:
-``period`` counts, ``meeting`` and ``terms`` decide what ranks must agree on, ``outer`` has the update, all pure;
+``period`` counts, ``negotiation`` and ``terms`` decide what ranks must agree on, ``outer`` has the update, all pure;
 ``worker`` does it for the tensors that an adapter gives.
 """

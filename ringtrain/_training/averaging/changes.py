@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from ringtrain._binding import tables
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._training import residuals
 from ringtrain._training.averaging.common import CommonCopy
-from ringtrain._training.averaging.flights import Leg, PartInTransit
 from ringtrain._training.averaging.fragments import Fragments, merged
+from ringtrain._training.averaging.in_transit import Leg, PartInTransit
 from ringtrain._training.averaging.outer import Outer, advance
 from ringtrain._training.averaging.period import Period, factor_of
 from ringtrain._training.averaging.shared import Copy, Role

@@ -2,7 +2,7 @@
 
 The common copy X and the outer momentum lie in host memory, as flat arrays. All ranks compute them alike from equal
 numbers, so they are equal bit by bit, and so are the parameters right after a synchronisation; and only then. A
-synchronisation begins with a ``meeting``; then each tensor travels by itself, named, so that tensor fusion and error
+synchronisation begins with a ``negotiation``; then each tensor travels by itself, named, so that tensor fusion and error
 feedback are those of any operation. When it fails, parameters become X again: the round is lost, and nothing else.
 
 All parameters are averaged at once, or in ``fragments``: then each part has its own meetings, and what it has changed may
@@ -23,10 +23,9 @@ from ringtrain._training.adapter.checks import hashed
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.averaging.changes import Changes
 from ringtrain._training.averaging.common import CommonCopy, check_state, owned
-from ringtrain._training.averaging.exchange import average_in_place, gathered, refuse_terms
-from ringtrain._training.averaging.flights import PartInTransit
 from ringtrain._training.averaging.fragments import Fragments
-from ringtrain._training.averaging.meeting import (
+from ringtrain._training.averaging.in_transit import PartInTransit
+from ringtrain._training.averaging.negotiation import (
     Agreed,
     AveragingRow,
     AveragingStage,
@@ -37,6 +36,7 @@ from ringtrain._training.averaging.meeting import (
 )
 from ringtrain._training.averaging.outer import Outer
 from ringtrain._training.averaging.period import Period
+from ringtrain._training.averaging.row_exchange import average_in_place, gathered, refuse_terms
 from ringtrain._training.averaging.shared import Role, Shared
 from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Settings, Words

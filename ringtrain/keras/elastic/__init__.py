@@ -31,7 +31,7 @@ from ringtrain import elastic
 from ringtrain.elastic import BatchSampler, ObjectState, State
 from ringtrain.keras.backends import backend
 from ringtrain.keras.elastic.fit import ElasticHooks, batches
-from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
+from ringtrain.keras.elastic.fit_hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 
 __all__ = [

@@ -15,9 +15,9 @@ from ringtrain._runtime.arguments import check_among, check_kind
 from ringtrain._runtime.context import current, own
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import global_process_set
-from ringtrain._training.guard import require_all_ranks
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
+from ringtrain._training.step_guard import require_all_ranks
 from ringtrain.elastic import BatchSampler, TransparentState
 from ringtrain.elastic.adapters import Variables, outline_of, register, variables_of
 from ringtrain.elastic.reading import ReadElsewhere
@@ -37,7 +37,7 @@ from ringtrain.keras.elastic.callbacks import (
     write_on_first_rank,
     writes_a_log,
 )
-from ringtrain.keras.elastic.hooks import END_OF_EPOCH
+from ringtrain.keras.elastic.fit_hooks import END_OF_EPOCH
 from ringtrain.keras.fitting import decides_too_early, made, refuse_too_early
 from ringtrain.keras.optimizer import hoist, reduction_within
 from ringtrain.keras.reduction import KerasReducer

@@ -13,13 +13,6 @@ import signal
 import socket
 import time
 
-from ringtrain.launch.agent.command import (
-    LAUNCHER,
-    PLACE,
-    SECONDS_TO_END,
-    environment_of,
-    start,
-)
 from ringtrain.launch.agent.keeper import leave_keeper
 from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.processes import (
@@ -34,6 +27,13 @@ from ringtrain.launch.agent.processes import (
     name_of,
     remove_listeners,
     variables_of,
+)
+from ringtrain.launch.agent.rank_command import (
+    LAUNCHER,
+    PLACE,
+    SECONDS_TO_END,
+    environment_of,
+    start,
 )
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
-from ringtrain.launch.agent import command
+from ringtrain.launch.agent import rank_command
 from ringtrain.launch.agent.processes import close_all_but, end_all_below
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
@@ -26,7 +26,7 @@ def leave_keeper(notices: Iterable[int]) -> int:
     Returns a descriptor: the keeper writes into it the numbers of the signals among `notices` that come to it, and its end is
     the keeper's.
     """
-    command.prctl(command.PR_SET_CHILD_SUBREAPER, 1)
+    rank_command.prctl(rank_command.PR_SET_CHILD_SUBREAPER, 1)
     heard, tells = os.pipe()
     try:
         agent = os.fork()
@@ -37,7 +37,7 @@ def leave_keeper(notices: Iterable[int]) -> int:
     if agent:
         _keep(agent, tells, notices)
     os.close(tells)
-    command.prctl(command.PR_SET_CHILD_SUBREAPER, 1)
+    rank_command.prctl(rank_command.PR_SET_CHILD_SUBREAPER, 1)
     return heard
 
 

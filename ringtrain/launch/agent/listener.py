@@ -11,7 +11,6 @@ import struct
 import time
 
 from ringtrain.launch.agent.children import Children
-from ringtrain.launch.agent.command import LAUNCHER
 from ringtrain.launch.agent.connections import RankConnections
 from ringtrain.launch.agent.daemons import Daemons
 from ringtrain.launch.agent.events import call_ready
@@ -20,6 +19,7 @@ from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.network_test import NetworkTest
 from ringtrain.launch.agent.processes import TIDIERS, JobMark, is_stopped, kill_all, kill_once, processes_of
+from ringtrain.launch.agent.rank_command import LAUNCHER
 from ringtrain.launch.agent.rank_output import RankOutput
 from ringtrain.launch.agent.segments import Segments
 from ringtrain.launch.agent.succession import FORM, LEAVE, Succession, make_way

@@ -6,10 +6,10 @@ import signal
 import time
 
 from ringtrain.launch.agent.facts import describe
+from ringtrain.launch.agent.host_networks import Networks, connect_all, free_port
 from ringtrain.launch.agent.link import LauncherEnd
 from ringtrain.launch.agent.listener import RankListener
 from ringtrain.launch.agent.network_test import listen_with
-from ringtrain.launch.agent.networks import Networks, connect_all, free_port
 from ringtrain.launch.agent.succession import hand_over
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import

@@ -6,7 +6,7 @@ import selectors
 import socket
 
 from ringtrain.launch.agent.facts import machine
-from ringtrain.launch.agent.networks import Attempts, Networks, rdma_ports
+from ringtrain.launch.agent.host_networks import Attempts, Networks, rdma_ports
 
 TYPE_CHECKING = False  # as typing has it, which takes milliseconds to import
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringtrain.launch.report.lateness import LateRank, late_ranks
-from ringtrain.launch.report.reading import STAGES, RankTrace
 from ringtrain.launch.report.steps import Steps, chosen_steps, common, length, union, within
+from ringtrain.launch.report.trace_arrays import STAGES, RankTrace
 
 MOST_STEPS = 40  # of which averages are made
 # What a thread that waits for sums is held up by: of what happens at the same time, the first counts.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringtrain.launch.report.reading import RankTrace
+from ringtrain.launch.report.trace_arrays import RankTrace
 
 REMNANT = 0.1  # of a step's bytes: less is none
 

@@ -3,10 +3,10 @@
 import tensorflow as tf
 
 from ringtrain.keras.callbacks.checkpoint import BestModelHooks
+from ringtrain.keras.callbacks.fit_start import StartHooks
 from ringtrain.keras.callbacks.learning_rate import ScheduleHooks, WarmupHooks
 from ringtrain.keras.callbacks.metrics import MetricHooks
-from ringtrain.keras.callbacks.start import StartHooks
-from ringtrain.keras.callbacks.statistics import StatisticsHooks
+from ringtrain.keras.callbacks.moving_statistics import StatisticsHooks
 
 
 class BestModelCheckpoint(BestModelHooks, tf.keras.callbacks.ModelCheckpoint):

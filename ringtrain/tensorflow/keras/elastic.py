@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from ringtrain.elastic import BatchSampler, ObjectState, State
 from ringtrain.keras.elastic.fit import ElasticHooks, batches
-from ringtrain.keras.elastic.hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
+from ringtrain.keras.elastic.fit_hooks import CommitHooks, UpdateBatchHooks, UpdateEpochHooks
 from ringtrain.keras.elastic.state import KerasState
 from ringtrain.keras.types import Model, Optimizer
 from ringtrain.tensorflow.elastic import run

@@ -22,10 +22,10 @@ from ringtrain.keras.averaging import AveragingMethods, require_none
 from ringtrain.keras.classes import likened, user_class
 from ringtrain.keras.compilation import look_at_models
 from ringtrain.keras.fitting import look_at_fits
+from ringtrain.keras.loading import load_wrapped
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
 from ringtrain.keras.reduction import KerasReducer, when
-from ringtrain.keras.saving import load_wrapped
 from ringtrain.keras.types import Compression, Flag, Tensor
 from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
 from ringtrain.tensorflow import functions

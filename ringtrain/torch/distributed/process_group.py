@@ -24,12 +24,12 @@ from torch._C._distributed_c10d import (
 )
 
 from ringtrain._runtime.context import Context
-from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed import layouts
 from ringtrain.torch.distributed.between_two import BetweenTwo, Tags
 from ringtrain.torch.distributed.calls import Calls, back, dealing
 from ringtrain.torch.distributed.layouts import carried, flat
 from ringtrain.torch.distributed.store_barriers import StoreBarriers
+from ringtrain.torch.eager import with_eager_methods
 from ringtrain.torch.tensors import values_of
 
 

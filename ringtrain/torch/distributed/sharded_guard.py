@@ -20,9 +20,9 @@ from ringtrain.errors import InvalidArgumentError, NotInitializedError
 from ringtrain.torch.coexistence import shard_kind
 from ringtrain.torch.distributed.replica import Replica
 from ringtrain.torch.distributed.replica_gradients import ReplicaGradients
+from ringtrain.torch.distributed.replica_leaders import Replicas
 from ringtrain.torch.distributed.replica_sampler import ReplicaSampler
 from ringtrain.torch.distributed.replica_state import ReplicaState
-from ringtrain.torch.distributed.replicas import Replicas
 
 
 class ShardedGuard:

@@ -14,8 +14,8 @@ from ringtrain._runtime import exits
 from ringtrain._runtime.pending import Operation
 from ringtrain.errors import ClosedError, PeerLostError
 from ringtrain.errors import TimeoutError as RingtrainTimeout
-from ringtrain.torch.compilation import with_eager_methods
 from ringtrain.torch.distributed.completions import Completions
+from ringtrain.torch.eager import with_eager_methods
 
 Place = Callable[[Operation], None]
 _SMALL_BYTES = 4096

@@ -9,7 +9,7 @@ from ringtrain._bootstrap import membership
 from ringtrain._runtime.context import current
 from ringtrain._training import sharding
 from ringtrain.elastic.order import BatchOrder, SampleOrder, batches_in, refuse_in_loop_without, refuse_second_pass
-from ringtrain.elastic.shares import share_rules
+from ringtrain.elastic.sample_shares import share_rules
 from ringtrain.errors import InvalidArgumentError, NotInitializedError, UnsupportedError
 from ringtrain.torch.elastic.batches import serve_loaders
 from ringtrain.torch.elastic.workers import Drawn, follow_loader, loader_with_workers

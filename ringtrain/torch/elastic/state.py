@@ -17,7 +17,7 @@ from ringtrain.torch.elastic.transfer import keeps_identity, take_state_dict
 from ringtrain.torch.functions import broadcast_optimizer_state, broadcast_parameters, is_added, set_state, state_of
 from ringtrain.torch.hooks import number_anew
 from ringtrain.torch.modes.base import State, mode_of
-from ringtrain.torch.tables import TrainedTable, dense_state_dict, load_dense_state_dict, parts_of
+from ringtrain.torch.table_checkpoints import TrainedTable, dense_state_dict, load_dense_state_dict, parts_of
 
 __all__ = [
     "ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateDictHandler", "StateHandler", "TorchState",

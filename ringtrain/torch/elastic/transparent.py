@@ -22,9 +22,9 @@ from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import broadcast
 from ringtrain._runtime.process_sets import global_process_set, id_of
 from ringtrain._runtime.stalls import long_phase
-from ringtrain._training.guard import require_all_ranks
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
+from ringtrain._training.step_guard import require_all_ranks
 from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.lossless import (
     LosslessState,
@@ -49,7 +49,7 @@ from ringtrain.torch.modes.adasum import AdasumMode
 from ringtrain.torch.modes.base import State as Kept
 from ringtrain.torch.modes.base import mode_of
 from ringtrain.torch.modes.synchronous import SynchronousMode
-from ringtrain.torch.tables import (
+from ringtrain.torch.table_checkpoints import (
     TrainedTable,
     dense_state_dict,
     load_dense_state_dict,

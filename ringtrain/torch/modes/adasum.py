@@ -20,16 +20,16 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._runtime.submission import preparing
 from ringtrain._training.adapter.numbering import Number
-from ringtrain._training.guard import Part, StepGuard, awaited
 from ringtrain._training.session import NewWorld, Session
+from ringtrain._training.step_guard import Part, StepGuard, awaited
 from ringtrain.errors import RingtrainError
 from ringtrain.torch.backward import OneByOne
-from ringtrain.torch.compilation import eager
 from ringtrain.torch.compression import Compressor, compressed, compression_in_the_core
+from ringtrain.torch.drift import StepComparison
+from ringtrain.torch.eager import eager
 from ringtrain.torch.hooks import Owner, dismiss, enlist
 from ringtrain.torch.modes.base import AroundSteps
 from ringtrain.torch.modes.wrapping import Wrapping
-from ringtrain.torch.replica import StepComparison
 from ringtrain.torch.scaling import HeededScaler
 from ringtrain.torch.tensors import writable
 

@@ -17,11 +17,11 @@ from ringtrain._training.averaging.worker import AveragingPlan, ComparedSettings
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.torch.arrays import TORCH
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.drift import CALLED, settings_of
+from ringtrain.torch.eager import eager
 from ringtrain.torch.modes.base import Arguments, AroundSteps, OptimizerMode, State
 from ringtrain.torch.modes.synchronous import SynchronousMode
 from ringtrain.torch.modes.wrapping import Wrapping
-from ringtrain.torch.replica import CALLED, settings_of
 from ringtrain.torch.scaling import HeededScaler
 
 _Array = TypeVar("_Array")

@@ -26,7 +26,7 @@ from ringtrain._training.session import NewWorld
 from ringtrain._training.trained import Parameter
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.arrays import TORCH
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 from ringtrain.torch.gradients import ReductionSettings, dense_gradient
 from ringtrain.torch.modes.base import AroundSteps, State, closure_of
 from ringtrain.torch.modes.synchronous import state_with_losses

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, SupportsIndex
 import numpy as np
 import torch
 
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._training.agreement import advised
 from ringtrain._training.session import Session
 from ringtrain._training.shares import Piece

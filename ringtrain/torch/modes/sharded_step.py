@@ -24,7 +24,7 @@ from ringtrain._training.mode import ShardedStep
 from ringtrain._training.needs import check_needs
 from ringtrain._training.shares import bucketed
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.torch.compilation import eager
+from ringtrain.torch.eager import eager
 from ringtrain.torch.gradients import OptimizedParameter, ReductionSettings
 from ringtrain.torch.modes.base import State, closure_of
 from ringtrain.torch.modes.sharded_buckets import SharedBucket

@@ -10,8 +10,8 @@ from ringtrain._training.grouping import Groups
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain._training.session import Session
 from ringtrain.torch.compression import Compressor, compression_in_the_core
+from ringtrain.torch.drift import replicas_of
 from ringtrain.torch.gradients import ReductionSettings
-from ringtrain.torch.replica import replicas_of
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from drawn.expectation import expect, sizes
 from drawn.known import may_leave_something
 from drawn.outcome import Heard, Outcome
 from drawn.plan import DEAD_AFTER, ENGINES, FAULTS, HOSTS, LAYOUTS, REFUSED, STALL_ABORT, START_TIMEOUT, Plan
-from ringtrain.bench import hosts
+from ringtrain.bench import namespaces
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -68,12 +68,12 @@ class Machine:
     def __init__(self, without: frozenset[str] = frozenset()):
         self.lacks = values_that_cannot_be()
         self.cannot = frozenset(without | self.lacks.keys())
-        self.network: hosts.NamespaceNetwork | None = None
+        self.network: namespaces.HostNetwork | None = None
         self._one_job_on_hosts = threading.Lock()
 
     def __enter__(self) -> Machine:
         if WITH_HOSTS - self.cannot:
-            self.network = hosts.NamespaceNetwork(
+            self.network = namespaces.HostNetwork(
                 dict(zip(HOSTS, ("eth0", "ens5", "enp3s0"), strict=True)), login_path="/nonexistent"
             )
         return self
@@ -106,7 +106,7 @@ class Machine:
 
 def values_that_cannot_be() -> dict[str, str]:
     """The values of plans that this machine cannot do, and what each needs."""
-    found = dict.fromkeys(("cut", *WITH_HOSTS), missing) if (missing := hosts.missing()) else {}
+    found = dict.fromkeys(("cut", *WITH_HOSTS), missing) if (missing := namespaces.missing()) else {}
     if not namespace_prefix():
         found["full-folder"] = "this kernel gives no process mounts of its own: run as root, in no container"
     for engine in ENGINES:
@@ -125,7 +125,7 @@ class Running:
         plan: Plan,
         job: Job,
         folder: Path,
-        network: hosts.NamespaceNetwork | None,
+        network: namespaces.HostNetwork | None,
         launcher: Sequence[str],
         load: float | None,
     ):
@@ -423,7 +423,7 @@ def environment(plan: Plan) -> dict[str, str]:
     return {**INHERITED, **variables}
 
 
-def processes_within(network: hosts.NamespaceNetwork) -> dict[int, str]:
+def processes_within(network: namespaces.HostNetwork) -> dict[int, str]:
     """Command lines of the hosts' processes but their first, by process id here: a daemon that ssh has started carries no mark."""
     spaces = {os.readlink(f"/proc/{host.pid}/ns/pid") for host in network.hosts.values()}
     first = {host.pid for host in network.hosts.values()}  # whose end is the host's; it looks like an agent

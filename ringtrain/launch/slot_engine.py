@@ -1,4 +1,4 @@
-"""The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to. Used by `elastic`."""
+"""The agents as the engine of an elastic job: they start a rank in a slot whenever they are told to. Used by `elastic_job`."""
 
 from __future__ import annotations
 

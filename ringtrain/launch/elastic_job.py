@@ -25,13 +25,13 @@ from ringtrain.launch.host_setup import SECONDS_OF_SILENCE, Allocation
 from ringtrain.launch.job import SECONDS_TO_REPORT, Job
 from ringtrain.launch.job_folder import JobFolder, Outline, describe_hosts
 from ringtrain.launch.job_record import JobRecord
+from ringtrain.launch.known_ranks import LOST, Rank
 from ringtrain.launch.notices import Notices
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.ranks import LOST, Rank
 from ringtrain.launch.reach import Agent
 from ringtrain.launch.resume import TakenUp
-from ringtrain.launch.slots import SlotEngine
+from ringtrain.launch.slot_engine import SlotEngine
 from ringtrain.launch.terminal import Terminal
 from ringtrain.launch.trials import Trials
 

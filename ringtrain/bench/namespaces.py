@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringtrain.launch.agent.command import end_with
+from ringtrain.launch.agent.rank_command import end_with
 
 DEBIAN_PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2", "ps": "procps",
                    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # fmt: skip
@@ -162,7 +162,7 @@ def cores_of_each(hosts: int) -> list[Sequence[int]]:
     return [cores[number * share : (number + 1) * share] for number in range(hosts)]
 
 
-class NamespaceNetwork:
+class HostNetwork:
     """Hosts and the switch between them.
 
     >>> with Network({"node-a": "eth0", "node-b": "ens5"}, rate="1gbit") as network:
@@ -204,7 +204,7 @@ class NamespaceNetwork:
     def __getitem__(self, name: str) -> NamespaceHost:
         return self.hosts[name]
 
-    def __enter__(self) -> NamespaceNetwork:
+    def __enter__(self) -> HostNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:

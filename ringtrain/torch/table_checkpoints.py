@@ -1,6 +1,6 @@
 """Sharded embeddings on disk: each rank writes its rows, and any number of ranks reads them.
 
-``ringtrain.embedding.checkpoints`` has the files; here is what of a model and an optimizer goes into them.
+``ringtrain.embedding.table_files`` has the files; here is what of a model and an optimizer goes into them.
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.process_sets import members_of
-from ringtrain.embedding import checkpoints
+from ringtrain.embedding import table_files
 from ringtrain.embedding.kept_rows import Origin, in_one_world
 from ringtrain.embedding.sharing import on_all, problem_of, raise_first
 from ringtrain.errors import InvalidArgumentError
@@ -95,7 +95,7 @@ def plain_weight(folder: str | os.PathLike, name: str) -> torch.Tensor:
     Raises:
         InvalidArgumentError: the table is not there as a whole.
     """
-    return torch.from_numpy(checkpoints.find(folder, name).plain())
+    return torch.from_numpy(table_files.find(folder, name).plain())
 
 
 def dense_state_dict(part: torch.nn.Module | torch.optim.Optimizer) -> dict[str, object]:
@@ -232,7 +232,7 @@ def _save(
             numbers[key + _AS_TENSOR] = value.item()
         elif isinstance(value, int | float):
             numbers[key] = value
-    checkpoints.write(folder, name, table.rank, table.dealing, token, arrays, numbers)
+    table_files.write(folder, name, table.rank, table.dealing, token, arrays, numbers)
 
 
 def _load(folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torch.optim.Optimizer | None) -> None:
@@ -251,7 +251,7 @@ def _load(folder: str | os.PathLike, name: str, table: _Sharded, optimizer: torc
     state.update(_numbers(saved))
 
 
-def _origin(saved: checkpoints.Saved, table: _Sharded, with_state: bool) -> Origin:
+def _origin(saved: table_files.Saved, table: _Sharded, with_state: bool) -> Origin:
     saved.check_rows(table.dealing)
     if not with_state:
         return Origin(saved.at)
@@ -259,15 +259,15 @@ def _origin(saved: checkpoints.Saved, table: _Sharded, with_state: bool) -> Orig
     return Origin(saved.at, state, _numbers(saved))
 
 
-def _numbers(saved: checkpoints.Saved) -> dict[str, torch.Tensor | float]:
+def _numbers(saved: table_files.Saved) -> dict[str, torch.Tensor | float]:
     return {
         key.removesuffix(_AS_TENSOR): torch.tensor(float(number)) if key.endswith(_AS_TENSOR) else number
         for key, number in saved.numbers.items()
     }
 
 
-def _fitting(folder: str | os.PathLike, name: str, table: _Sharded) -> checkpoints.Saved:
-    saved = checkpoints.find(folder, name)
+def _fitting(folder: str | os.PathLike, name: str, table: _Sharded) -> table_files.Saved:
+    saved = table_files.find(folder, name)
     saved.check_width(table.embedding_dim)
     return saved
 

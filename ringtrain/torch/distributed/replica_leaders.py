@@ -13,7 +13,7 @@ from ringtrain._bootstrap import membership, start
 from ringtrain._runtime import context as contexts
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
-from ringtrain._training.guard import Part
+from ringtrain._training.step_guard import Part
 from ringtrain.elastic.balance import ShareRules
 from ringtrain.elastic.likeness import refusal, unlike
 from ringtrain.elastic.lossless import say_joined

@@ -10,7 +10,7 @@ from ringtrain._rendezvous import launcher
 from ringtrain._runtime import context as contexts
 from ringtrain._training.adapter.basics import cross_rank, is_initialized, local_rank, local_size, rank, size
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
-from ringtrain.torch.distributed.meeting import find_address, told_address
+from ringtrain.torch.distributed.init_method import find_address, told_address
 
 _BY_DEFAULT = 1  # what Trainer makes of devices="auto" on a CPU
 

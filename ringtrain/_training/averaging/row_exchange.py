@@ -1,12 +1,12 @@
-"""How the rows of a ``meeting`` get from rank to rank, and the terms where they differ."""
+"""How the rows of a ``negotiation`` get from rank to rank, and the terms where they differ."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from ringtrain._binding.buffers import as_buffer
+from ringtrain._binding.tensor_memory import as_buffer
 from ringtrain._training import terms
-from ringtrain._training.averaging.meeting import AveragingRow
+from ringtrain._training.averaging.negotiation import AveragingRow
 from ringtrain._training.session import Session
 from ringtrain.errors import MismatchError, TimeoutError
 

@@ -12,8 +12,8 @@ from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.followed import followed
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.keras.compilation import switch_off
+from ringtrain.keras.drift import ReplicaGuard, require_equal
 from ringtrain.keras.optimizer import reduction_of, reduction_within
-from ringtrain.keras.replicas import ReplicaGuard, require_equal
 from ringtrain.keras.types import Logs, Model, Optimizer, Params, Variable
 from ringtrain.keras.variables import broadcast_variables, build_optimizer, slots_of, variables_of_optimizer
 
