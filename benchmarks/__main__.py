@@ -19,11 +19,11 @@ from ringtrain.bench.command import (
     hosts_options,
     numbers,
     options_of,
+    parse_bytes,
     repetitions_option,
     run,
     sizes,
 )
-from ringtrain.bench.sizes import parse_bytes
 from ringtrain.launch.modes import FURTHER, MODES
 
 TASKS = ("digits", "bytes")

@@ -14,7 +14,7 @@ import torch
 
 import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.sizes import bytes_text
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.torch_networks import NETWORKS, Batch, loss_of
 from ringtrain.bench.torch_systems import NoExchange, RingtrainTorch, replicas_are_equal
 from ringtrain.bench.turns import time_in_turn, time_of

@@ -20,8 +20,8 @@ from benchmarks.computing import Computation, backward, cores_to_compute_on
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import Handle
 from ringtrain.bench import allreduce, ranks, report
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.measured_worlds import MeasuredWorld
-from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import LOSSES
 from ringtrain.bench.turns import time_in_turn, time_of
 from ringtrain.launch.modes import MODES, SendingMode, bytes_sent, expect

@@ -29,8 +29,8 @@ from benchmarks.elastic_trials import LOOK_SECONDS, Trial
 from benchmarks.faults import has_ended
 from benchmarks.jobs import Job
 from ringtrain.bench import documents
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.machine import describe
-from ringtrain.bench.sizes import bytes_text
 
 PACE_OF_FAULTS = 0.02  # seconds of a step at least; short, so that many faults strike while gradients travel
 PACE_OF_GOODPUT = 0.1  # long, so that ranks which share cores are no quicker when one is missing

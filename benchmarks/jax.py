@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.jax_systems import Gradients, Identity, Ringtrain, System, open_systems
 from ringtrain.bench import machine, ranks, report
-from ringtrain.bench.sizes import bytes_text
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 
 FACTOR = 2.0  # what makes a gradient of a weight

@@ -15,8 +15,8 @@ import ringtrain as rt
 from benchmarks.computing import Computation, backward, cores_to_compute_on
 from ringtrain._runtime.operations import Handle
 from ringtrain.bench import ranks, report
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.measured_worlds import MeasuredWorld
-from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 
 PARTS = ("computing", "sending", "step")

@@ -17,7 +17,7 @@ import numpy as np
 import ringtrain as rt
 from benchmarks.models import MODELS
 from ringtrain.bench import ranks, report
-from ringtrain.bench.sizes import bytes_text
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.turns import time_in_turn, time_of
 
 

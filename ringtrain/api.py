@@ -16,7 +16,6 @@ from ringtrain._runtime.flight_recorder import flight_record
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import *  # noqa: F403 - the operations, listed once
 from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from ringtrain._runtime.stalls import long_phase
 from ringtrain._runtime.statistics import Stats, stats
 from ringtrain._runtime.world import (
     counters,
@@ -25,6 +24,7 @@ from ringtrain._runtime.world import (
     is_homogeneous,
     local_rank,
     local_size,
+    long_phase,
     rank,
     size,
     start_timeline,

@@ -9,7 +9,7 @@ those of the script's beginning without a word to the others, and takes theirs o
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtrain._binding._native import OUT_OF_MEMORY, counted, ffi, lib
 from ringtrain._runtime import context as contexts
@@ -264,3 +264,30 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     process_set.process_set_id = process_set.origin = None
     return True
+
+
+class RankPlace(NamedTuple):
+    """Where a rank is, as ``ringtrain`` tells it."""
+
+    rank: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+
+
+def ranks_by_host(places: Sequence[RankPlace]) -> list[list[int]]:
+    """The ranks of each host, ascending.
+
+    Example:
+        >>> ranks_by_host([RankPlace(0, 0, 2, 0), RankPlace(1, 0, 1, 1), RankPlace(2, 1, 2, 0)])
+        [[0, 2], [1]]
+
+    A host's number is the cross rank of its local rank 0. The cross rank of another rank counts those hosts alone that
+    have its local rank.
+    """
+    sizes = {place.cross_rank: place.local_size for place in places if place.local_rank == 0}
+    hosts: dict[int, list[int]] = {host: [] for host in sorted(sizes)}
+    for place in sorted(places):
+        having = [host for host in hosts if sizes[host] > place.local_rank]
+        hosts[having[place.cross_rank]].append(place.rank)
+    return list(hosts.values())

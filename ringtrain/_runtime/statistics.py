@@ -1,4 +1,4 @@
-"""Who is slow, where the time goes, and how fast operations are: ``ringtrain.stats``."""
+"""Who is slow, where the time goes, and how fast operations are: ``ringtrain.stats``; and what TCP has found of its lines."""
 
 import weakref
 from collections.abc import Sequence
@@ -266,3 +266,32 @@ def _seconds_text(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} us"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3f} s"
+
+
+class Line(NamedTuple):
+    """The way to a rank that this one sends tensors to.
+
+    Attributes:
+        rank: the other one.
+        streams: connections for tensors over each link.
+        congestion: the kernel's name of what controls their rate.
+        round_trip_seconds: the least that was seen.
+        rate: bytes a second that were delivered of late, of all connections together.
+        loss: share of the packets that were sent again.
+    """
+
+    rank: int
+    streams: int
+    congestion: str
+    round_trip_seconds: float
+    rate: float
+    loss: float
+
+
+def lines_of(context: Context) -> list[Line]:
+    """Of the ranks that this one has sent tensors to; [] where a library connects them."""
+    found = [line.split("|") for line in take_answer(lib.rt_lines(context.native)).splitlines()]
+    return [
+        Line(int(rank), int(streams), congestion, float(seconds), float(rate), float(loss))
+        for rank, streams, congestion, seconds, rate, loss in found
+    ]

@@ -9,10 +9,10 @@ from ringtrain._binding.tables import COMPRESSIONS
 from ringtrain._runtime.operations import Compression
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.arrays import NUMPY
-from ringtrain._training.averaging.outer import Outer, checked_outer
+from ringtrain._training.averaging.outer import AveragingPlan, Outer, checked_outer
 from ringtrain._training.averaging.period import Period
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import AveragingPlan, Worker
+from ringtrain._training.averaging.worker import Worker
 from ringtrain._training.session import Session
 from ringtrain.errors import InvalidArgumentError
 

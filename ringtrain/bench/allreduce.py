@@ -20,8 +20,8 @@ import ringtrain as rt
 from ringtrain.bench import machine, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, MemcpyMoves, RingtrainMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.plain_allreduce import PlainAllreduce
-from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Memcpy, Ringtrain, System
 from ringtrain.bench.turns import Pause, time_in_turn, time_of
 from ringtrain.errors import UnsupportedError

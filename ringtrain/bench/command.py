@@ -1,7 +1,8 @@
 """What command lines of benchmarks have in common: this package's, and that of ``benchmarks`` in the source tree.
 
 Outside of a job a benchmark starts itself on the ranks that ``-np`` asks for, through ringtrainrun, or on the hosts that
-``shaped`` makes; within one it runs. Exit code 1 means that a result was wrong.
+``shaped`` makes; within one it runs. Exit code 1 means that a result was wrong. Numbers
+of bytes are as people write them, in powers of 1024.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 from ringtrain._binding.options import environment
 from ringtrain._rendezvous import launcher
 from ringtrain.bench import documents, namespaces, shaped
-from ringtrain.bench.sizes import parse_bytes
 from ringtrain.errors import UnsupportedError
 from ringtrain.launch import progress
 
@@ -267,3 +267,22 @@ def choices(*allowed: str) -> Callable[[str], list[str]]:
         return names
 
     return parse
+
+
+_UNITS = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes in its largest unit: ``64MB``."""
+    for unit, factor in _UNITS.items():
+        if count >= factor:
+            return f"{count / factor:.4g}{unit}"
+    return "0B"
+
+
+def parse_bytes(text: str) -> int:
+    """The number behind ``4KB``, ``64MB`` or ``1000``; raises ValueError for anything else."""
+    for unit, factor in _UNITS.items():
+        if text.upper().endswith(unit):
+            return int(float(text[: -len(unit)]) * factor)
+    return int(text)

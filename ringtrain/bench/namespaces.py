@@ -165,7 +165,7 @@ def cores_of_each(hosts: int) -> list[Sequence[int]]:
 class HostNetwork:
     """Hosts and the switch between them.
 
-    >>> with Network({"node-a": "eth0", "node-b": "ens5"}, rate="1gbit") as network:
+    >>> with HostNetwork({"node-a": "eth0", "node-b": "ens5"}, rate="1gbit") as network:
     ...     network["node-a"].run("ssh", "node-b", "hostname").stdout
     'node-b\\n'
 

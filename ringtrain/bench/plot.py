@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain.bench import documents
-from ringtrain.bench.sizes import bytes_text
+from ringtrain.bench.command import bytes_text
 
 FLOORS = ("memcpy", "alone", "identity", "ddp-silent", "exchange")  # systems that send nothing, or do nothing besides
 DASHES = ("--", ":", "-.")  # of one floor after the other

@@ -4,7 +4,7 @@ A turn is a few steps back to back, as in a training loop, and its figure their 
 reach in two steps what one process reaches with the batches of all ranks in one. Ranks that train alone are the floor;
 what a step takes beyond theirs is what communicating costs. Below the table stands what our hook costs autograd's
 thread for each gradient, and beside it what a hook costs there that does nothing. Where gradients leave while the pass
-goes on, submission is included; where they leave when it has ended (``ringtrain.torch.overlap``), only the noting is.
+goes on, submission is included; where they leave when it has ended (``ringtrain.torch.exchange``), only the noting is.
 """
 
 import copy

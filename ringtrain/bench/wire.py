@@ -19,8 +19,8 @@ import ringtrain as rt
 from ringtrain.bench import allreduce, ranks, report
 from ringtrain.bench.collectives import COLLECTIVES, OverMoves
 from ringtrain.bench.collectives import PEERS as MOVING_PEERS
+from ringtrain.bench.command import bytes_text
 from ringtrain.bench.measured_worlds import MeasuredWorld
-from ringtrain.bench.sizes import bytes_text
 from ringtrain.bench.systems import PEERS, Over, System
 from ringtrain.bench.turns import time_in_turn
 from ringtrain.errors import UnsupportedError

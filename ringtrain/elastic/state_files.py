@@ -12,7 +12,7 @@ from ringtrain._binding.log import logger
 from ringtrain._runtime import operations
 from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
-from ringtrain._runtime.stalls import long_phase
+from ringtrain._runtime.world import long_phase
 from ringtrain.elastic.saving import LONGEST_SAVE, Folder, SavingPlan, check_keep, check_names, is_plain, taken_from
 from ringtrain.elastic.values import StateValues
 from ringtrain.errors import InvalidArgumentError

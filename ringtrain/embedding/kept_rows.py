@@ -17,7 +17,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import Max, allreduce
 from ringtrain._runtime.pending import Operation
-from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
+from ringtrain._runtime.process_sets import RankPlace, ranks_by_host
 from ringtrain._training.step_guard import under_way
 from ringtrain.elastic.followed import followed
 from ringtrain.embedding.dealing import Dealing

@@ -18,9 +18,9 @@ from ringtrain._training.adapter import basics
 from ringtrain._training.adapter.basics import *  # noqa: F403 - what all adapters export, listed once
 from ringtrain.jax import operations as _operations
 from ringtrain.jax.gathering import gather_with_gradient
+from ringtrain.jax.library import init
 from ringtrain.jax.operations import *  # noqa: F403 - listed once, there
 from ringtrain.jax.optax_transformation import DistributedGradientTransformation
-from ringtrain.jax.start import init
 from ringtrain.jax.trees import allreduce_gradients, broadcast_parameters
 
 __all__ = [

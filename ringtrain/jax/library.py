@@ -1,4 +1,4 @@
-"""Our library for XLA: which releases of JAX it serves, its handler, and its two links to the core.
+"""Our library for XLA: which releases of JAX it serves, its handler, its two links to the core, and ``init``.
 
 ``native/jax`` is the source. XLA calls its handler for every operation of a compiled program (``TARGET``). The library
 gets the core's functions as a table (``rt_functions`` in ``ringtrain.h``), and contexts by slot (``ringtrain._training.adapter.slots``).
@@ -8,9 +8,11 @@ A second handler (``REST``) counts down in which steps a program need not call P
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 
+import ringtrain
 from ringtrain._runtime import exits
 from ringtrain._training.adapter.slots import Slots, core_functions
 from ringtrain.errors import UnsupportedError
@@ -88,3 +90,14 @@ def _load() -> ctypes.CDLL:
 _library = _load()
 slots = Slots(_library.rt_jax_bind)
 slots.read_logs()
+
+
+def init(comm: object = None, process_sets: object = None, **arguments: Any) -> None:
+    """``ringtrain.init``; programs that were compiled in an earlier world of as many ranks run in this one from now on.
+
+    Example:
+        >>> import ringtrain.jax as hvd
+        >>> hvd.init()
+    """
+    ringtrain.init(comm, process_sets, **arguments)
+    slots.current()

@@ -14,8 +14,9 @@ import numpy as np
 from ringtrain._runtime.process_sets import ProcessSet
 from ringtrain._training.arrays import NUMPY
 from ringtrain._training.averaging.neighbours import set_of_this
+from ringtrain._training.averaging.outer import AveragingPlan
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import AveragingPlan, ComparedSettings, Worker, require_local
+from ringtrain._training.averaging.worker import ComparedSettings, Worker, require_local
 from ringtrain._training.drift import Settings
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import Session

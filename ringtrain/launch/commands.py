@@ -15,10 +15,10 @@ import click
 import ringtrain
 from ringtrain._binding import options
 from ringtrain.launch import cuda_aware
+from ringtrain.launch.interpreter import version_of
 from ringtrain.launch.mpi_installation import LaunchError, find_installation
 from ringtrain.launch.report import timelines
 from ringtrain.launch.streams import with_its_output
-from ringtrain.launch.versions import version_of
 
 USAGE = """\
 usage: ringtrain COMMAND ...

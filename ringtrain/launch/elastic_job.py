@@ -20,13 +20,12 @@ from ringtrain.launch.elastic_hosts import ElasticHosts
 from ringtrain.launch.elastic_news import ElasticNews, who_was_on_the_way
 from ringtrain.launch.ends import ElasticEnds
 from ringtrain.launch.first_world import FirstWorld
-from ringtrain.launch.host_changes import HostChanges
+from ringtrain.launch.host_changes import HostChanges, Notices
 from ringtrain.launch.host_setup import SECONDS_OF_SILENCE, Allocation
 from ringtrain.launch.job import SECONDS_TO_REPORT, Job
 from ringtrain.launch.job_folder import JobFolder, Outline, describe_hosts
 from ringtrain.launch.job_record import JobRecord
 from ringtrain.launch.known_ranks import LOST, Rank
-from ringtrain.launch.notices import Notices
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent

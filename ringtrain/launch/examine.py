@@ -21,12 +21,12 @@ import numpy as np
 
 import ringtrain as rt
 from ringtrain._runtime import context as contexts
-from ringtrain._runtime.lines import lines_of
 from ringtrain._runtime.mpi import version_text
+from ringtrain._runtime.statistics import lines_of
 from ringtrain.errors import RingtrainError
 from ringtrain.errors import TimeoutError as RanksLateError
 from ringtrain.launch import cuda_aware, links, progress
-from ringtrain.launch.interpreter import program
+from ringtrain.launch.interpreter import program, version_of
 from ringtrain.launch.links import Way
 from ringtrain.launch.modes import MODES
 from ringtrain.launch.throughput import (
@@ -37,7 +37,6 @@ from ringtrain.launch.throughput import (
     TcpThroughput,
     Throughput,
 )
-from ringtrain.launch.versions import version_of
 
 COPY_BYTES = 64 << 20
 FEWEST_BYTES = 64 << 10  # of an allreduce that is measured

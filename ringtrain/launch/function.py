@@ -21,7 +21,7 @@ from typing import Any
 
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.launch.interpreter import module
-from ringtrain.launch.temporary import temporary_folder
+from ringtrain.launch.job_folder import temporary_folder
 
 SECONDS_TO_STOP = 15.0  # for the launcher, which gives the ranks some seconds to end
 

@@ -13,7 +13,7 @@ import click
 from ringtrain._bootstrap import probes
 from ringtrain.launch.agent.rank_command import OF_HOROVODRUN
 from ringtrain.launch.cli import main, ringtrainrun
-from ringtrain.launch.versions import version_of
+from ringtrain.launch.interpreter import version_of
 
 VERSION = "0.28.1"  # the release of Horovod whose names ringtrain has
 FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch", "MXNet": "mxnet"}

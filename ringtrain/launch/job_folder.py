@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -26,7 +27,6 @@ from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.shells import Ssh
-from ringtrain.launch.temporary import temporary_folder
 from ringtrain.version import __version__
 
 NAME = re.compile("[0-9a-f]{8}")
@@ -253,3 +253,14 @@ def listing(parent: str) -> str:
 def describe_hosts(hosts: Iterable[Host]) -> str:
     """For people."""
     return ", ".join(f"'{host.name}'" for host in hosts)
+
+
+IN_MEMORY = "/dev/shm"
+
+
+def temporary_folder() -> str:
+    """That of this host; where none can be written, as in a container with a read-only root, the one in memory."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return IN_MEMORY

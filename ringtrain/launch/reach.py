@@ -18,7 +18,6 @@ from typing import Any
 
 from ringtrain._rendezvous.agent_protocol import Request
 from ringtrain.launch.agent.link import MARK, edition
-from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.host_errors import (
     BUSY,
     NOT_THERE,
@@ -29,6 +28,7 @@ from ringtrain.launch.host_errors import (
     HostNotThereError,
 )
 from ringtrain.launch.hosts import Host
+from ringtrain.launch.known_ranks import HostClock
 from ringtrain.launch.shells import Shell
 
 AGENT_PROGRAM = Path(__file__).with_name("agent") / "__main__.py"

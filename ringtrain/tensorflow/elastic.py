@@ -38,9 +38,8 @@ from ringtrain.elastic.adapters import Variables, is_seed, outline_of, register,
 from ringtrain.elastic.worlds import register_sign
 from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.tensorflow import presence
-from ringtrain.tensorflow.library import current_slot
+from ringtrain.tensorflow.library import current_slot, init
 from ringtrain.tensorflow.names import in_session_graph
-from ringtrain.tensorflow.start import init
 from ringtrain.tensorflow.types import Variable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Our library of TensorFlow operations: which releases it serves, loading it, and its two links to the core.
+"""Our library of TensorFlow operations: which releases it serves, loading it, its links to the core, and ``init``.
 
 ``native/tensorflow`` is the source. The library gets the core's functions as a table (``rt_functions`` in
 ``ringtrain.h``), and contexts by slot (``ringtrain._training.adapter.slots``). ``operations`` and the modules beside it call ``ops`` with
@@ -6,6 +6,7 @@ the slot of the current context.
 """
 
 import ctypes
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+import ringtrain
 from ringtrain._binding import cuda_arrays, options
+from ringtrain._binding.log import logger
 from ringtrain._runtime import exits
 from ringtrain._runtime.arguments import check_among
 from ringtrain._training.adapter.slots import Slots, core_functions
@@ -120,3 +123,26 @@ _listeners: list[Callable[[], None]] = []
 ops, _library = _load()
 _slots = Slots(_bind)
 _slots.read_logs()
+
+
+def init(comm: object = None, process_sets: object = None, **arguments: Any) -> None:
+    """``ringtrain.init``; graphs that were traced in an earlier world run in this one from now on.
+
+    Example:
+        >>> hvd.init()
+        >>> print(f"rank {hvd.rank()} of {hvd.size()}")
+    """
+    ringtrain.init(comm, process_sets, **arguments)
+    current_slot()
+    if ringtrain.rank() == 0:
+        _warn_of_tf_config()
+
+
+@functools.cache
+def _warn_of_tf_config() -> None:
+    """Says once that the variable is ignored, if it is set."""
+    if "TF_CONFIG" in options.environment():
+        logger.warning(
+            "TF_CONFIG is set, and ignored: the launcher decides which ranks there are. It describes the workers of "
+            "tf.distribute; remove it from the environment to be rid of this line."
+        )

@@ -3,15 +3,18 @@
 ``operations`` has the public forms, ``autograd`` the gradients; both come through ``run``.
 """
 
+import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from ringtrain._binding import tables
-from ringtrain._runtime.context import check_name
+from ringtrain._runtime.context import check_name, current
+from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of
+from ringtrain.errors import ProcessSetLostError, RingtrainError
 from ringtrain.tensorflow import names
-from ringtrain.tensorflow.library import current_slot, ops
+from ringtrain.tensorflow.library import current_slot, next_name, ops
 from ringtrain.tensorflow.types import Takes
 
 # For what a user's tf.function may call: AutoGraph would rewrite it, and all that it calls, at each tracing.
@@ -73,3 +76,27 @@ REDUCING: dict[str, int] = {
 def gate() -> tf.Tensor:
     """A resource of its own for an operation in a graph, whose only use is that TensorFlow orders it after no other."""
     return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="ringtrain_gate")
+
+
+@contextlib.contextmanager
+def preparing(operation: str, name: str | None, process_set: ProcessSet) -> Iterator[None]:
+    """Within it an operation's arguments are looked at: any exception is announced to the peers, whose operation fails with it.
+
+    Raises:
+        InvalidArgumentError: with the text that the peers get; what was met is the cause.
+        ProcessSetLostError: the process set has lost a member, as all ranks know.
+    """
+    try:
+        yield
+    except ProcessSetLostError:  # which all ranks know of
+        raise
+    except Exception as problem:  # announced, whatever it is
+        if not tf.executing_eagerly():
+            if not isinstance(problem, RingtrainError):
+                raise
+            raise type(problem)(f"{operation} '{name or 'unnamed'}': {problem}") from problem
+        try:
+            identity = id_of(process_set)
+        except Exception:  # then the world's ranks are told
+            identity = id_of(global_process_set)
+        current().refuse(operation, name or next_name(operation, identity), identity, problem)

@@ -22,8 +22,7 @@ from ringtrain._training.optimizer_arguments import check_compressor, chosen_op
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.tensorflow import names, nodes, sparse
 from ringtrain.tensorflow.compression import Compression, Compressor
-from ringtrain.tensorflow.nodes import as_it_is
-from ringtrain.tensorflow.refusals import preparing
+from ringtrain.tensorflow.nodes import as_it_is, preparing
 from ringtrain.tensorflow.types import Takes
 
 __all__ = [

@@ -12,9 +12,9 @@ from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current, is_initialized
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
-from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.eager import eager
 from ringtrain.torch.functions import broadcast_in_place
+from ringtrain.torch.no_sync import is_accumulating
 
 
 def broadcast_buffers(

@@ -12,8 +12,9 @@ step opens again, and what lies in ``p.grad`` then, reduced part included, is av
 reduced part, which an average leaves as it is.
 """
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -21,13 +22,14 @@ from ringtrain._binding import log, tables
 from ringtrain._runtime import ranges
 from ringtrain._runtime.context import Context
 from ringtrain._runtime.operations import PerItem
+from ringtrain._runtime.process_sets import hosts_of
 from ringtrain._training import residuals
 from ringtrain._training.adapter.numbering import Number
 from ringtrain._training.optimizer_arguments import checked_items
 from ringtrain._training.powersgd import Beginning, settle
 from ringtrain._training.presence import DENSE, MISSING, SETTLED, SPARSE_64
 from ringtrain._training.rounds import Stage
-from ringtrain._training.session import NewWorld
+from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.step_guard import StepGuard
 from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.backward import OneByOne, PassPart, take_turns, wait_for
@@ -35,7 +37,6 @@ from ringtrain.torch.bucketing import Bucketing, Growth, growth_of_groups
 from ringtrain.torch.bursts import Bursts
 from ringtrain.torch.gradients import Group, OptimizedParameter, ReductionSettings
 from ringtrain.torch.members import MakeGroup, Members
-from ringtrain.torch.overlap import overlap_pays
 from ringtrain.torch.passes import Passes
 from ringtrain.torch.step_rounds import StepRounds
 from ringtrain.torch.timetable import Timetable
@@ -344,3 +345,15 @@ def too_many(member: OptimizedParameter, passes: Passes) -> str:
         f"one, whose gradient was added to the reduced one. {passes.instead_of_another()}. op=Average alone would reduce it "
         "once more."
     )
+
+
+def overlap_pays(session: Session, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether something would be idle otherwise: a link between hosts, a GPU's copy engines, a core that no rank computes on.
+
+    Where ranks of one host compute on all of its cores, the threads that add up gradients take the cores from those that
+    make them: the same work, and switches between threads on top, for which the others wait.
+    """
+    context = session.context
+    if hosts_of(context, session.process_set_id) > 1 or any(parameter.is_cuda for parameter in parameters):
+        return True
+    return context.local_size * torch.get_num_threads() < len(os.sched_getaffinity(0))

@@ -21,11 +21,11 @@ from ringtrain._training.optimizer_arguments import check_compressor, check_pass
 from ringtrain._training.powersgd import PowerSGD
 from ringtrain.errors import InvalidArgumentError
 from ringtrain.torch import parameters
-from ringtrain.torch.accumulation import accumulating
 from ringtrain.torch.coexistence import refuse_shared_parameters, refuse_wrapped_optimizer
 from ringtrain.torch.compression import Compression, Compressor
 from ringtrain.torch.modes.base import Alone, OptimizerMode, State
 from ringtrain.torch.modes.wrapping import Wrapping
+from ringtrain.torch.no_sync import accumulating
 from ringtrain.torch.shards import check_op_of_shards, is_shard, replicated
 
 if TYPE_CHECKING:  # the user's class comes behind it

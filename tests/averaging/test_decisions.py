@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ringtrain._runtime.process_sets import RankPlace, ranks_by_host
 from ringtrain._training import terms
-from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
 from ringtrain._training.averaging.negotiation import AveragingRow, AveragingStage, agreed, terms_differ
 from ringtrain._training.averaging.outer import Outer, advance
 from ringtrain._training.averaging.period import Period, factor_of

@@ -15,8 +15,8 @@ from benchmarks import launch
 from benchmarks.models import MODELS
 from ringtrain.bench import __main__ as command_line
 from ringtrain.bench import namespaces, shaped
+from ringtrain.bench.command import bytes_text, parse_bytes
 from ringtrain.bench.command import run as run_module
-from ringtrain.bench.sizes import bytes_text, parse_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from ringtrain.launch.clocks import HostClock
 from ringtrain.launch.elastic_job import ElasticJob
 from ringtrain.launch.ends import Ends
 from ringtrain.launch.job import Job
 from ringtrain.launch.known_ranks import (
     LOST,
+    HostClock,
     Rank,
     blame_survived,
     failed_alike,

@@ -27,7 +27,7 @@ from ringtrain._rendezvous import at_rank_zero, by_address, server
 from ringtrain._runtime import exits, inquiries
 from ringtrain.launch import cli, discovery, planning, preflight, srun
 from ringtrain.launch.agent import host_networks
-from ringtrain.launch.agent.left_groups import LeftGroups
+from ringtrain.launch.agent.processes import LeftGroups
 from ringtrain.launch.discovery import HostScript, ScriptError
 from ringtrain.launch.host_errors import HostBusyError
 from ringtrain.launch.hosts import HostsError, is_this_host

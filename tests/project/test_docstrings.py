@@ -23,7 +23,7 @@ ASKED_FIRST = [
     ("tensorflow/tape.py", "DistributedGradientTape"),
     ("tensorflow/keras/optimizer.py", "DistributedOptimizer"),
     ("keras/optimizer.py", "DistributedOptimizer"),
-    ("jax/start.py", "init"),
+    ("jax/library.py", "init"),
     ("jax/operations.py", "allreduce"),
     ("jax/optax_transformation.py", "DistributedGradientTransformation"),
 ]

@@ -9,7 +9,7 @@ from torch_models import assert_replicas_equal, assert_same_bits, batches, netwo
 
 import ringtrain as rt
 import ringtrain.torch as hvd
-from ringtrain.torch import accumulation
+from ringtrain.torch import no_sync
 
 
 class Everything(torch.nn.Module):
@@ -306,8 +306,8 @@ def test_buffers_before_every_forward(world):
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=0.1))
         with optimizer.no_sync():
             assert not sent()
-        with accumulation.accumulating():
-            with accumulation.accumulating():
+        with no_sync.accumulating():
+            with no_sync.accumulating():
                 assert not sent()
             assert not sent()
         with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringtrain.torch import overlap
-from ringtrain.torch.overlap import overlap_pays
+from ringtrain.torch.exchange import overlap_pays
 
 
 def session(hosts, local_size):

@@ -17,9 +17,9 @@ import ringtrain.torch as hvd
 from ringtrain._runtime.context import Context, current
 from ringtrain.testing import World
 from ringtrain.torch import backward, bucketing, exchange
-from ringtrain.torch.accumulation import is_accumulating
 from ringtrain.torch.exchange import Exchange
 from ringtrain.torch.gradients import Group
+from ringtrain.torch.no_sync import is_accumulating
 
 pytestmark = pytest.mark.least_ranks(2)
 

@@ -7,8 +7,7 @@ import numpy as np
 from ringtrain._binding.log import logger
 from ringtrain._runtime.context import Context, current
 from ringtrain._runtime.operations import allgather
-from ringtrain._runtime.process_sets import ProcessSet, add_process_set, global_process_set
-from ringtrain._training.adapter.hosts import RankPlace, ranks_by_host
+from ringtrain._runtime.process_sets import ProcessSet, RankPlace, add_process_set, global_process_set, ranks_by_host
 
 _of_context: "weakref.WeakKeyDictionary[Context, dict[str, ProcessSet | None]]" = weakref.WeakKeyDictionary()
 

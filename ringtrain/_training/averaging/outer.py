@@ -44,6 +44,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+@dataclass(frozen=True)
+class AveragingPlan:
+    """How workers average, the same on all ranks.
+
+    Attributes:
+        outer: None for plain averaging.
+        compression: of what parameters have changed; a row of ``tables.COMPRESSIONS``.
+        within: what is one worker, for the terms.
+    """
+
+    outer: Outer | None = None
+    compression: str = "none"
+    within: str | None = None
+
+
 def advance(common: np.ndarray, change: np.ndarray, outer: Outer | None, velocity: np.ndarray | None) -> None:
     """Updates the common copy, and the velocity, in place; equal inputs give equal bits on every rank.
 

@@ -34,7 +34,7 @@ from ringtrain._training.averaging.negotiation import (
     settings_differ,
     terms_differ,
 )
-from ringtrain._training.averaging.outer import Outer
+from ringtrain._training.averaging.outer import AveragingPlan
 from ringtrain._training.averaging.period import Period
 from ringtrain._training.averaging.row_exchange import average_in_place, gathered, refuse_terms
 from ringtrain._training.averaging.shared import Role, Shared
@@ -42,21 +42,6 @@ from ringtrain._training.differences import Differences, waited
 from ringtrain._training.drift import Settings, Words
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.errors import InvalidArgumentError, RingtrainError
-
-
-@dataclass(frozen=True)
-class AveragingPlan:
-    """How workers average, the same on all ranks.
-
-    Attributes:
-        outer: None for plain averaging.
-        compression: of what parameters have changed; a row of ``tables.COMPRESSIONS``.
-        within: what is one worker, for the terms.
-    """
-
-    outer: Outer | None = None
-    compression: str = "none"
-    within: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ringtrain._rendezvous.agent_protocol import Introduce, Lead, RankNews
-    from ringtrain.launch.agent.left_groups import LeftGroups
     from ringtrain.launch.agent.link import LauncherEnd
+    from ringtrain.launch.agent.processes import LeftGroups
 
 
 class ConnectedRank:

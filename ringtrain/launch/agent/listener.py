@@ -15,10 +15,9 @@ from ringtrain.launch.agent.connections import RankConnections
 from ringtrain.launch.agent.daemons import Daemons
 from ringtrain.launch.agent.events import call_ready
 from ringtrain.launch.agent.function_folder import FunctionFolder
-from ringtrain.launch.agent.left_groups import LeftGroups
 from ringtrain.launch.agent.link import LauncherGoneError
 from ringtrain.launch.agent.network_test import NetworkTest
-from ringtrain.launch.agent.processes import TIDIERS, JobMark, is_stopped, kill_all, kill_once, processes_of
+from ringtrain.launch.agent.processes import TIDIERS, JobMark, LeftGroups, is_stopped, kill_all, kill_once, processes_of
 from ringtrain.launch.agent.rank_command import LAUNCHER
 from ringtrain.launch.agent.rank_output import RankOutput
 from ringtrain.launch.agent.segments import Segments

@@ -1,4 +1,4 @@
-"""Processes of a host, as /proc shows them: whose they are, how they are killed, and waiting for their end."""
+"""Processes of a host, as /proc shows them: whose they are, how they are killed, and what is left of them at the end of a job."""
 
 from __future__ import annotations
 
@@ -294,3 +294,31 @@ def remove_listeners(paths: Iterable[str]) -> None:
             os.rmdir(os.path.dirname(path))
         except OSError:  # it is gone, or there is more in the folder
             pass
+
+
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class LeftGroups:
+    """The groups of ranks whose supervisor is gone while their command had not ended.
+
+    Attributes:
+        numbers: of the ranks, by the process group of the command, which is its session's too.
+        look_at: when `look` is to be called.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.look_at = float("inf")
+
+    def add(self, group: int, number: int) -> None:
+        """Kills a group, and remembers it."""
+        self.numbers[group] = number
+        kill_once(processes_of({group}, None), spare=TIDIERS)
+        self.look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS
+
+    def look(self) -> None:
+        """Forgets groups in which nobody is left: their number may be that of a stranger by the end of the job."""
+        for group in [group for group in self.numbers if not processes_of({group}, None)]:
+            del self.numbers[group]
+        self.look_at = time.monotonic() + SECONDS_BETWEEN_LOOKS if self.numbers else float("inf")

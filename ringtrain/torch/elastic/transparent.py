@@ -21,7 +21,7 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object, broadcast_object
 from ringtrain._runtime.operations import broadcast
 from ringtrain._runtime.process_sets import global_process_set, id_of
-from ringtrain._runtime.stalls import long_phase
+from ringtrain._runtime.world import long_phase
 from ringtrain._training.needs import check_needs
 from ringtrain._training.session import NewWorld
 from ringtrain._training.step_guard import require_all_ranks

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from ringtrain._training.averaging.neighbours import set_of_this
+from ringtrain._training.averaging.outer import AveragingPlan
 from ringtrain._training.averaging.shared import Role, Shared
-from ringtrain._training.averaging.worker import AveragingPlan, ComparedSettings, Worker, require_local
+from ringtrain._training.averaging.worker import ComparedSettings, Worker, require_local
 from ringtrain._training.mode import LocalSteps
 from ringtrain._training.session import NewWorld, Session
 from ringtrain.torch.arrays import TORCH
