@@ -14,6 +14,13 @@ std::vector<int> Ranks(const std::vector<int>& members, const std::vector<int>& 
   return ranks;
 }
 
+constexpr int64_t kPieceBytes = int64_t{4} << 20, kLeastPieceBytes = 4096;
+
+// Of tensors that cross by pinned host memory, in which four pieces are under way.
+size_t PieceBytes(const Options& options) {
+  return static_cast<size_t>(options.chunk_bytes > 0 ? std::max(options.chunk_bytes, kLeastPieceBytes) : kPieceBytes);
+}
+
 // With what lies between the tensors.
 size_t FusionBufferBytes(const Options& options) {
   return static_cast<size_t>(options.fusion_threshold_bytes) / 1024 * 1152;
@@ -150,7 +157,7 @@ Status Plane::OpenAcross() {
   lane_.ranks = MakeTopology(Ranks(set.locals(), set.members), set.members[set.me], std::vector<int>(world_.size, 0));
   RT_TRY(OpenCopies());
   lane_.copies = &copies_;
-  lane_.chunk_bytes = static_cast<size_t>(options_.device_chunk_bytes);
+  lane_.chunk_bytes = PieceBytes(options_);
   return CrossGroup::Open(*group_, options_, &lane_.across);
 }
 
@@ -287,7 +294,7 @@ Status Plane::MakeTask(DeviceBatch batch, std::unique_ptr<DeviceTask>* task) {
     return {};
   }
   RT_TRY(OpenCopies());
-  return Staged::Make(std::move(batch), group_, copies_, static_cast<size_t>(options_.device_chunk_bytes), task);
+  return Staged::Make(std::move(batch), group_, copies_, PieceBytes(options_), task);
 }
 
 Status Plane::OpenCopies() {

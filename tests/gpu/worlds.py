@@ -88,7 +88,7 @@ def every_operation(ranks: int, plane: str) -> None:
             expect(found, oracle.alltoall(sent, splits), "alltoall")
             assert list(received) == [splits[sender][rank] for sender in range(ranks)]
 
-    with World(ranks, gpu_plane=plane, device_chunk_bytes=4096) as world:
+    with World(ranks, gpu_plane=plane, chunk_bytes=4096) as world:
         world.run(on_rank)
     by_nccl = sum(
         nccl.calls(f"nccl{name}") for name in ("AllReduce", "ReduceScatter", "AllGather", "Broadcast", "Send")
@@ -324,7 +324,7 @@ def adasum_has_the_hosts_bits():
             assert same_bits(on_gpu, reduced(rank, tensors, f"{dtype}.host", False, op=rt.Adasum)), dtype
 
     for plane in ("nccl", "staged"):
-        with World(3, gpu_plane=plane, device_chunk_bytes=4096) as world:
+        with World(3, gpu_plane=plane, chunk_bytes=4096) as world:
             world.run(on_rank)
     assert nccl.calls("ncclAllReduce") == 0
 
@@ -342,7 +342,7 @@ def int8_between_hosts_has_the_hosts_bits():
 
     for plane in ("staged", "nccl"):
         for layout in ("2+1", None):
-            with World(3, layout, gpu_plane=plane, device_chunk_bytes=50000, chunk_bytes=65000) as world:
+            with World(3, layout, gpu_plane=plane, chunk_bytes=50000) as world:
                 for host, device, exact in world.run(on_rank):
                     assert device == host or (plane == "nccl" and layout is None)
                     assert (host == exact) is (layout is None)
@@ -765,7 +765,7 @@ def nothing_is_written_after_a_failure():
         return bool((array.numpy() == 7).all())
 
     ready = threading.Barrier(2)
-    world = World(2, gpu_plane="staged", device_chunk_bytes=4096)
+    world = World(2, gpu_plane="staged", chunk_bytes=4096)
     assert world.run(on_rank) == [True, True]
     try:
         world.close()

@@ -161,8 +161,8 @@ void RunWorld(const std::string& way) {
   Cuda();
   rt_hub* hub = nullptr;
   RT_REQUIRE_EQ(rt_hub_open(kRanks, nullptr, &hub, nullptr), 0);
-  const std::string options = way + "\ncuda_lib=" + Fake("libcuda.so.1") + "\nnccl_lib=" + Fake("libnccl.so.2") +
-                              "\ndevice_chunk_bytes=65536\n";
+  const std::string options =
+      way + "\ncuda_lib=" + Fake("libcuda.so.1") + "\nnccl_lib=" + Fake("libnccl.so.2") + "\nchunk_bytes=65536\n";
   check::RunRanks(kRanks, [&](int rank) { RunRank(hub, rank, options); });
   rt_hub_close(hub);
 }
