@@ -81,7 +81,7 @@ def test_each_job_of_shaped_hosts_stands_in_the_file(monkeypatch, tmp_path):
     monkeypatch.setattr(shaped, "measured_rate", lambda *_: 1.0)
     monkeypatch.setattr(shaped.namespaces, "missing", lambda: "")
     monkeypatch.setattr(shaped.namespaces, "find_program", lambda name: name)
-    monkeypatch.setattr(shaped.namespaces, "Network", Network)
+    monkeypatch.setattr(shaped.namespaces, "HostNetwork", Network)
     assert shaped.start(chosen, []) == 0
     assert [each["np"] for each in documents.read(file)["results"]] == [2, 4]
 

@@ -199,7 +199,7 @@ def test_overlap_compares_a_step_with_its_parts(starter: str, transports: str, t
 
 def test_wire_says_what_it_needs() -> None:
     script = (
-        "import sys\nfrom ringtrain.bench import __main__, hosts\nhosts.missing = lambda: 'no namespaces here'\n"
+        "import sys\nfrom ringtrain.bench import __main__, namespaces\nnamespaces.missing = lambda: 'no namespaces here'\n"
         "sys.exit(__main__.main(['wire']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

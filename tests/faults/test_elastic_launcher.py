@@ -203,15 +203,15 @@ def test_what_has_no_room_is_counted_and_nobody_waits(job: Job) -> None:
 
 FAILS_WHEN_TOLD = """
 import os, pathlib
-from ringtrain.launch import elastic
-step, told = elastic.ElasticJob._step, pathlib.Path(os.environ["TMPDIR"], "fail")
+from ringtrain.launch import elastic_job
+step, told = elastic_job.ElasticJob._step, pathlib.Path(os.environ["TMPDIR"], "fail")
 
 def failing(self):
     step(self)
     if told.exists():
         raise RuntimeError("planted")
 
-elastic.ElasticJob._step = failing
+elastic_job.ElasticJob._step = failing
 from ringtrain.launch import __main__
 """
 

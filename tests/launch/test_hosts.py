@@ -65,7 +65,7 @@ peer.shutdown(socket.SHUT_WR); peer.recv(1); print(time.monotonic() - start)"""
 
 def test_hosts_go_with_a_maker_that_is_killed() -> None:
     program = (
-        "from ringtrain.bench.namespaces import Network\nimport time\nn = Network({'lone': 'eth0'})\n"
+        "from ringtrain.bench.namespaces import HostNetwork\nimport time\nn = HostNetwork({'lone': 'eth0'})\n"
         "print(n['lone'].pid, n.folder, flush=True)\ntime.sleep(60)"
     )
     maker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -21,10 +21,10 @@ cuda_aware.main()
 TAKES_IT = """
 import numpy as np
 from mpi4py import MPI
-from ringtrain.launch.cuda_aware import Number, comes_back
+from ringtrain.launch.cuda_aware import DeviceInteger, comes_back
 
 numbers = np.zeros(2, np.int32)
-here, there = (Number(numbers[place:].ctypes.data) for place in (0, 1))
+here, there = (DeviceInteger(numbers[place:].ctypes.data) for place in (0, 1))
 assert comes_back(MPI, here) and numbers[0] != 0
 
 class Forgetful:

@@ -167,7 +167,7 @@ def test_a_process_that_cannot_be_killed_is_found_and_named(monkeypatch: pytest.
 # A launcher whose agents and supervisors kill nobody.
 HARMLESS_LAUNCHER = """
 import os, pathlib, re, shutil, sys
-from ringtrain.launch import cli, host_errors, job, mpi, reach
+from ringtrain.launch import cli, host_errors, job, mpi_installation, reach
 from ringtrain.launch.agent.link import edition
 
 def harmless(program):
@@ -178,7 +178,7 @@ def harmless(program):
 
 launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
 shutil.copytree(host_errors.PACKAGE, launch.parent, copy_function=os.symlink)
-reach.AGENT_PROGRAM, mpi.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+reach.AGENT_PROGRAM, mpi_installation.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 harmless(launch / "agent" / "processes.py")
 reach.EDITION = edition(launch)
 sys.exit(cli.main(sys.argv[2:]))

@@ -58,8 +58,8 @@ exit 213
 """
 WITH_PROGRAM = """
 import sys
-from ringtrain.launch import cli, mpi
-mpi.find_program = lambda library, engine: sys.argv[1]
+from ringtrain.launch import cli, mpi_installation
+mpi_installation.find_program = lambda library, engine: sys.argv[1]
 sys.exit(cli.main(sys.argv[2:]))
 """
 

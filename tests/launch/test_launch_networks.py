@@ -210,9 +210,9 @@ sys.stdin.read()
 """
 CONNECT = """
 import json, sys
-from ringtrain.launch.agent import networks
-networks.SECONDS_FOR_LARGE = 1.5
-print(json.dumps(networks.connect_all(json.loads(sys.argv[1]))))
+from ringtrain.launch.agent import host_networks
+host_networks.SECONDS_FOR_LARGE = 1.5
+print(json.dumps(host_networks.connect_all(json.loads(sys.argv[1]))))
 """
 
 

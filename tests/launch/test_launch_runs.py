@@ -304,7 +304,7 @@ def test_the_launchers_end_is_the_end_of_all(mpi: str, number: signal.Signals, c
 # them.
 PATIENT_LAUNCHER = """
 import os, pathlib, re, shutil, sys
-from ringtrain.launch import cli, host_errors, job, mpi, reach
+from ringtrain.launch import cli, host_errors, job, mpi_installation, reach
 from ringtrain.launch.agent.link import edition
 
 def patient(program):
@@ -315,9 +315,9 @@ def patient(program):
 
 launch = pathlib.Path(sys.argv[1], "ringtrain", "launch")
 shutil.copytree(host_errors.PACKAGE, launch.parent, copy_function=os.symlink)
-reach.AGENT_PROGRAM, mpi.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
+reach.AGENT_PROGRAM, mpi_installation.RANK_PROGRAM = launch / "agent" / "__main__.py", launch / "rank.py"
 patient(launch / "agent" / "listener.py")
-patient(launch / "agent" / "command.py")
+patient(launch / "agent" / "rank_command.py")
 reach.EDITION = edition(launch)
 job.SECONDS_TO_KILL = 1e6
 sys.exit(cli.main(sys.argv[2:]))

@@ -166,7 +166,7 @@ def with_examples() -> dict[str, list[doctest.Example]]:
 EXAMPLES = with_examples()
 HERE = [
     pytest.param(
-        name, marks=pytest.mark.long if name.startswith(("keras", "tensorflow", "embedding/optimizers")) else ()
+        name, marks=pytest.mark.long if name.startswith(("keras", "tensorflow", "embedding/row_rules")) else ()
     )  # which take half a minute
     for name in EXAMPLES
     if not name.startswith(tuple(ELSEWHERE))

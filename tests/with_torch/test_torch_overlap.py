@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ringtrain.torch import overlap
+from ringtrain.torch import exchange
 from ringtrain.torch.exchange import overlap_pays
 
 
@@ -17,7 +17,7 @@ def session(hosts, local_size):
 
 @pytest.fixture(autouse=True)
 def hosts_of_the_session(monkeypatch):
-    monkeypatch.setattr(overlap, "hosts_of", lambda context, process_set: context.hosts)
+    monkeypatch.setattr(exchange, "hosts_of", lambda context, process_set: context.hosts)
 
 
 @pytest.mark.parametrize(
