@@ -8,36 +8,36 @@ another signal n to the launcher.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from ringtrain._binding import options as ranks_options
 from ringtrain.errors import InvalidArgumentError
-from ringtrain.launch import elastic_flags, log_lines, openmpi, resume, settings, signals, srun, transport
+from ringtrain.launch import elastic_flags, log_lines, openmpi, resume, settings, signals
 from ringtrain.launch.agent.facts import login_shell
 from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import ScriptError
 from ringtrain.launch.elastic_job import ElasticJob
-from ringtrain.launch.environment import given_environment, job_environment
 from ringtrain.launch.hang_up import hang_up_on
 from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.job import PATIENCE, Job, LeftJobError
 from ringtrain.launch.job_folder import JobFolder
-from ringtrain.launch.mpi_installation import Installation, LaunchError, command_line
+from ringtrain.launch.mpi_installation import LaunchError
+from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.planning import idle_flags, make_plan, warnings
 from ringtrain.launch.preflight import check_hosts
+from ringtrain.launch.rank_files import earlier_output, make_folder
+from ringtrain.launch.starter import Starter, starter_of
 from ringtrain.launch.streams import StdoutError, with_its_output
-from ringtrain.launch.surroundings import check_command, check_surroundings, earlier_output, make_folder, make_room_for
+from ringtrain.launch.surroundings import check_command, check_surroundings, make_ready
 from ringtrain.launch.terminal import Terminal
 from ringtrain.version import __version__
 
@@ -281,46 +281,43 @@ def _plan_and_launch(given: Mapping[str, Any], terminal: Terminal) -> int:
 
 def launch(plan: Plan, terminal: Terminal, is_dry: bool = False) -> int:
     """Carries a plan out and returns the exit code. Raises LaunchError."""
-    signals.prepare()
-    make_room_for(len(plan.hosts), 2 * plan.ranks if plan.folder else 0)
-    if not os.environ.get("HOME"):  # without it MPI does not start
-        home = os.path.expanduser("~")
-        os.environ["HOME"] = home if os.path.isabs(home) else "/"  # a container may not know its user
-    given = given_environment(plan)
-    choice = transport.choose(plan, given)
-    asked, (plan, installation) = plan, prepare(plan, choice.installation, given)
-    environment = job_environment(given, plan, installation)
+    make_ready(len(plan.hosts), 2 * plan.ranks if plan.folder else 0)
+    starter = starter_of(plan)
     if is_dry or plan.verbose:
-        for line in [*filter(None, [choice.line]), *account(plan, installation, environment)]:
+        for line in starter.account():
             terminal.say(line)
     if is_dry:
         return 0
     if plan.folder:
         make_folder(plan.folder)
     least = plan.elastic.minimum if plan.elastic and not plan.by_srun else None  # in an allocation no host comes later
-    agents, networks, absent = check_hosts(plan, installation, environment, terminal.say_waiting, least)
-    confirmed = choice.confirmed(networks)
-    if confirmed is not choice:
-        plan, installation = prepare(asked, confirmed.installation, given)
-    if confirmed.line and not (plan.verbose and confirmed is choice):
-        terminal.say(confirmed.line)
-    for line in networks.left_out if networks else ():
+    checked = check_hosts(starter.plan, starter.installation, starter.environment(), terminal.say_waiting, least)
+    confirmed = starter.confirmed(checked.networks)
+    for line in _remarks(confirmed, confirmed is not starter, checked.networks):
         terminal.say(line)
-    if networks and plan.verbose:
-        terminal.say(f"networks: {', '.join(networks.networks)}")
-    if plan.folder and (kept := earlier_output(plan.folder)):
-        terminal.say(kept)
-    settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in agents)])
-    environment = settings_of_shells | job_environment(given, plan, installation, networks, terminal.live)
-    allocation = Allocation(installation, agents, environment, networks, absent)
+    settings_of_shells = openmpi.for_login_shells([login_shell(), *(agent.login_shell for agent in checked.agents)])
+    environment = settings_of_shells | confirmed.environment(checked.networks, terminal.live)
+    allocation = Allocation(confirmed.installation, checked.agents, environment, checked.networks, checked.absent)
     if plan.elastic is None:
-        return Job(plan, allocation, terminal).run()
+        return Job(confirmed.plan, allocation, terminal).run()
     try:
         folder = JobFolder.make()
     except LaunchError:
-        hang_up_on(agents)
+        hang_up_on(checked.agents)
         raise
-    return ElasticJob(plan, allocation, terminal, plan.elastic, folder).run()
+    return ElasticJob(confirmed.plan, allocation, terminal, plan.elastic, folder).run()
+
+
+def _remarks(starter: Starter, is_another: bool, networks: Chosen | None) -> Iterator[str]:
+    """What is said before ranks start. is_another: whether it is not the starter that --verbose has told of."""
+    plan = starter.plan
+    if starter.line and (is_another or not plan.verbose):
+        yield starter.line
+    yield from networks.left_out if networks else ()
+    if networks and plan.verbose:
+        yield f"networks: {', '.join(networks.networks)}"
+    if plan.folder and (kept := earlier_output(plan.folder)):
+        yield kept
 
 
 def take_up(name: str, terminal: Terminal) -> int:
@@ -331,44 +328,12 @@ def take_up(name: str, terminal: Terminal) -> int:
     terminal.take_form(log_lines.Json() if plan.log_json else log_lines.Text(), plan.shows_time)
     assert rules is not None  # no other job has a record
     resume.enter(outline)
-    signals.prepare()
-    make_room_for(len(outline.hosts), 2 * plan.ranks if plan.folder else 0)
-    given = given_environment(plan)
-    plan, installation = prepare(plan, transport.choose(plan, given).installation, given)
-    environment = job_environment(given, plan, installation, outline.networks, terminal.live)
+    make_ready(len(outline.hosts), 2 * plan.ranks if plan.folder else 0)
+    starter = starter_of(plan)
+    environment = starter.environment(outline.networks, terminal.live)
     taken = resume.take_over(folder, outline)
-    allocation = Allocation(installation, list(taken.found), environment, outline.networks)
-    return ElasticJob(plan, allocation, terminal, rules, folder, taken).run()
-
-
-def prepare(plan: Plan, installation: Installation, given: dict[str, str]) -> tuple[Plan, Installation]:
-    """The plan and the engine for a transport, which `given` tells the ranks if it is TCP. Raises HostsError, LaunchError."""
-    if not installation.has_mpi:
-        transport.refuse_arguments_of_an_engine(plan)
-        given[transport.VARIABLE] = "tcp"
-    elif plan.by_srun:
-        program = srun.find_program(os.environ)
-        further = srun.plugin_arguments(program, installation, plan, os.environ)
-        plan = replace(plan, engine_arguments=(*further, *plan.engine_arguments))
-        installation = replace(installation, engine=srun, program=program)
-    return plan, installation
-
-
-def account(plan: Plan, installation: Installation, environment: Mapping[str, str]) -> list[str]:
-    """What --verbose and --dry-run say."""
-    added = [
-        f"{name}={shlex.quote(value)}"
-        for name, value in environment.items()
-        if os.environ.get(name) != value and name not in plan.exported
-    ]
-    added += [f"{name}=..." for name in plan.exported]  # its value may be a secret
-    return [
-        f"MPI library {installation.library} ({installation.version})"
-        if installation.has_mpi
-        else "no MPI: TCP connects the ranks, and the agent on each host starts them",
-        f"added to the environment: {' '.join(added) or 'nothing'}",
-        f"command line: {shlex.join(command_line(plan, installation, 'SOCKET'))}",
-    ]
+    allocation = Allocation(starter.installation, list(taken.found), environment, outline.networks)
+    return ElasticJob(starter.plan, allocation, terminal, rules, folder, taken).run()
 
 
 if __name__ == "__main__":

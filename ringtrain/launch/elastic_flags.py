@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ringtrain.launch import settings, transport
+from ringtrain.launch import settings, starter
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.hosts import HostsError
 
@@ -163,7 +163,7 @@ def signals_of_a_notice(name: str | None) -> tuple[str, ...]:
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that an elastic job sets. Raises HostsError for those that it cannot have."""
-    if environment.get(transport.VARIABLE) == "mpi":
+    if environment.get(starter.VARIABLE) == "mpi":
         raise HostsError(
             "--elastic: the transport must be tcp, but is mpi, whose world ends with any of its ranks. Leave it out."
         )
@@ -171,4 +171,4 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
         raise HostsError(
             "--elastic: RINGTRAIN_HOST_LAYOUT must not be set, since the number of ranks may change, but is."
         )
-    return {transport.VARIABLE: "tcp"}
+    return {starter.VARIABLE: "tcp"}

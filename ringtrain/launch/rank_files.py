@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ringtrain.launch.log_lines import STREAMS
+from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.writing import PIECE_OF_FILE_BYTES, Loss, Patience, Sink, Writer
 
 OF_A_RANK = re.compile(r"rank\.\d+")
@@ -82,6 +83,33 @@ class RankFile(Sink):
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             os.close(descriptor)
+
+
+def make_folder(path: str) -> None:
+    """Makes the folder of --output-filename. Raises LaunchError."""
+    try:
+        private_folder(path)
+    except OSError as error:
+        raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
+
+
+def unusable_folder(path: str, error: OSError) -> str:
+    """Why a folder cannot be used for output."""
+    return (
+        f"output folder '{path}': it must be a folder that can be made and written, but: {error.strerror}. "
+        "Name another one with --output-filename."
+    )
+
+
+def earlier_output(path: str) -> str:
+    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
+    try:
+        number = keep_earlier(path)
+    except OSError:  # what cannot be renamed gets the new lines behind the old ones
+        return ""
+    if not number:
+        return ""
+    return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."
 
 
 def keep_earlier(folder: str) -> int:

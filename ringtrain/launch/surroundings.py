@@ -1,4 +1,4 @@
-"""What must be there before a job is started: descriptors, folders, a command that this host can run. Used by `cli`."""
+"""What must be there before a job is started: descriptors, a command that this host can run. Used by `cli`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 
 from ringtrain._bootstrap import descriptors
+from ringtrain.launch import signals
 from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.plan import Plan
-from ringtrain.launch.rank_files import keep_earlier, private_folder
 
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher
 
@@ -34,6 +34,15 @@ def check_surroundings(environment: Mapping[str, str]) -> None:
             f"{environment.get('RINGTRAIN_RANK', '?')} of one has started it. Call it once, and let all ranks "
             "run the script."
         )
+
+
+def make_ready(hosts: int, files: int) -> None:
+    """Has this process lead a job on so many hosts, which writes so many files. Raises LaunchError."""
+    signals.prepare()
+    make_room_for(hosts, files)
+    if not os.environ.get("HOME"):  # without it MPI does not start
+        home = os.path.expanduser("~")
+        os.environ["HOME"] = home if os.path.isabs(home) else "/"  # a container may not know its user
 
 
 def make_room_for(hosts: int, files: int) -> None:
@@ -68,30 +77,3 @@ def check_command(plan: Plan) -> None:
             f"command '{program}': it must be a program on PATH or the path of one, but there is none. "
             "Check its spelling."
         )
-
-
-def make_folder(path: str) -> None:
-    """Makes the folder of --output-filename. Raises LaunchError."""
-    try:
-        private_folder(path)
-    except OSError as error:
-        raise LaunchError(unusable_folder(path, error) if error.strerror else str(error)) from None
-
-
-def unusable_folder(path: str, error: OSError) -> str:
-    """Why a folder cannot be used for output."""
-    return (
-        f"output folder '{path}': it must be a folder that can be made and written, but: {error.strerror}. "
-        "Name another one with --output-filename."
-    )
-
-
-def earlier_output(path: str) -> str:
-    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
-    try:
-        number = keep_earlier(path)
-    except OSError:  # what cannot be renamed gets the new lines behind the old ones
-        return ""
-    if not number:
-        return ""
-    return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."

@@ -17,13 +17,15 @@ from eventually import eventually
 
 from ringtrain._bootstrap import descriptors
 from ringtrain.bench.namespaces import HostNetwork
-from ringtrain.launch import openmpi, transport
+from ringtrain.launch import openmpi, starter
 from ringtrain.launch.agent.host_networks import ipv4_addresses, ipv6_addresses
 from ringtrain.launch.agent.processes import Status, command_line_of, descendants_of
 from ringtrain.launch.environment import listening, of_host
+from ringtrain.launch.hosts import Host
 from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen
-from ringtrain.launch.transport import without_mpi
+from ringtrain.launch.plan import Plan
+from ringtrain.launch.starter import without_mpi
 
 PATIENCE = 60.0
 ROOT = Path(__file__).parents[2]
@@ -85,25 +87,27 @@ CASES = [  # what was wanted; hosts, RDMA on all, mpi4py, what is an MPI's; the 
 
 @pytest.mark.parametrize("wanted, facts, decided", CASES)
 def test_which_transport_is_taken(wanted: str, facts: tuple, decided: tuple[str, str]) -> None:
-    assert transport.decide(wanted, transport.Facts(*facts)) == decided
+    assert starter.decide(wanted, starter.Facts(*facts)) == decided
 
 
 def test_a_host_without_rdma_turns_the_choice() -> None:
     """The launcher knows its own ports at first, and those of all hosts once it has asked them."""
     over_mpi = Installation("Open MPI v5", "/lib/libmpi.so", openmpi, "mpirun", "1")
-    choice = transport.Choice(over_mpi, "x", transport.Facts(2, rdma=True, has_mpi4py=True))
+    plan = Plan(["true"], 2, [Host("a", 1), Host("b", 1)])
+    choice = starter.Starter(plan, over_mpi, {}, "x", starter.Facts(2, rdma=True, has_mpi4py=True))
 
-    def confirmed(choice: transport.Choice, **ports: tuple[str, ...]) -> transport.Choice:
+    def confirmed(choice: starter.Starter, **ports: tuple[str, ...]) -> starter.Starter:
         return choice.confirmed(Chosen(("10.0.0.0/24",), {}, {}, rdma_ports=ports))
 
     assert confirmed(choice, a=("mlx5_0:1",), b=("mlx5_0:1",)) is choice is choice.confirmed(None)
     turned = confirmed(choice, a=("mlx5_0:1",), b=())
     assert not turned.installation.has_mpi and turned.installation.package == "1"
+    assert turned.environment()["RINGTRAIN_TRANSPORT"] == "tcp"
     assert turned.line == (
         "transport tcp, because not all hosts have RDMA. --transport mpi takes the other one; scripts that use mpi4py "
         "themselves need it."
     )
-    named = transport.Choice(over_mpi, "")
+    named = starter.Starter(plan, over_mpi, {}, "")
     assert confirmed(named, a=(), b=()) is named, "what was asked for stays"
 
 
