@@ -22,7 +22,7 @@ from ringtrain.embedding.kept_rows import KeptRows, Lines, Origin, kept_here, su
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.sharing import check_elastic_use, on_all
-from ringtrain.embedding.storage import Rows
+from ringtrain.embedding.storage import IN_MEMORY, Rows, Storage
 from ringtrain.embedding.trips import Table, Trip
 from ringtrain.embedding.waiting import Waiting, nothing, together
 
@@ -38,7 +38,7 @@ class MovingRows:
     Args:
         dealing: who owns which row, as far as it is known before the first use.
         replicas: of each row.
-        storage: its name, folder and bound of what is resident.
+        storage: where rows are.
         first: values of rows.
 
     Attributes:
@@ -63,7 +63,7 @@ class MovingRows:
     after_a_loss = "Name a checkpoint before that happens, by load_table with lost_only=True;"
 
     def __init__(
-        self, dealing: Dealing, replicas: int, storage: tuple[str, str | os.PathLike | None, int], first: Initializer
+        self, dealing: Dealing, replicas: int, storage: Storage, first: Initializer
     ):  # fmt: skip
         check_replicas(replicas)
         self.dealing, self.rank, self.replicas, self.step = dealing, 0, replicas, 0
@@ -149,7 +149,7 @@ class MovingRows:
         self._came = self._taken = nothing(self.width, _DTYPE)
         self.gradients.forget()
         self._rows = self.new_rows(0, self.origin.rows)
-        self._state = row_rules.state_of(self.rule, self._rows, "memory", None)
+        self._state = row_rules.state_of(self.rule, self._rows, IN_MEMORY)
 
     def saved_in(self, folder: str | os.PathLike) -> table_files.Saved:
         """What was saved of the table. Raises InvalidArgumentError if there is no whole one that fits."""
@@ -189,19 +189,19 @@ class MovingRows:
     def new_rows(self, count: int, first: Initializer | None) -> Rows:
         """In memory or in a file."""
         if first is None:
-            return Rows(count + 1, self.width, _DTYPE, None, *self._storage)
+            return Rows(count + 1, self.width, _DTYPE, None, self._storage)
 
         def with_spare(places: np.ndarray) -> np.ndarray:
             rows = np.zeros((len(places), self.width), _DTYPE)
             rows[places < count] = first(places[places < count])
             return rows
 
-        return Rows(count + 1, self.width, _DTYPE, with_spare, *self._storage)
+        return Rows(count + 1, self.width, _DTYPE, with_spare, self._storage)
 
     def new_lines(self, count: int, width: int, dtype: np.dtype, fresh: np.ndarray | None) -> Rows:
         """Where the rows are."""
         first = None if fresh is None else lambda places: np.tile(fresh, (len(places), 1))
-        return Rows(count + 1, width, dtype, first, *self._storage)
+        return Rows(count + 1, width, dtype, first, self._storage)
 
     def lines(self, gradients: bool = True) -> dict[str, Lines]:
         """What the rule keeps; and gradients that wait, without those that no update has begun with."""

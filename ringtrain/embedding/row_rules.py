@@ -5,7 +5,6 @@ gradient stay as they are, their moments too, which the frameworks call lazy or 
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from ringtrain._runtime.arguments import check_least
 from ringtrain.embedding.initial import Initializer
-from ringtrain.embedding.storage import Rows
+from ringtrain.embedding.storage import Rows, Storage
 from ringtrain.errors import InvalidArgumentError
 
 State = dict[str, np.ndarray]
@@ -171,7 +170,7 @@ def apply(
         each.let_go()
 
 
-def state_of(rule: RowOptimizer, rows: Rows, storage: str, path: str | os.PathLike | None) -> dict[str, Rows]:
+def state_of(rule: RowOptimizer, rows: Rows, storage: Storage) -> dict[str, Rows]:
     """Fresh state for a table's rows, stored as they are."""
     count, width = rows.array.shape
     made = {}
@@ -179,7 +178,7 @@ def state_of(rule: RowOptimizer, rows: Rows, storage: str, path: str | os.PathLi
         if name == "momentum_buffer" and not getattr(rule, "momentum", 0):
             continue
         columns, value, dtype = 1 if one else width, rule.begins_with(name), rows.array.dtype
-        made[name] = Rows(count, columns, dtype, _constant(columns, value, dtype), storage, path)
+        made[name] = Rows(count, columns, dtype, _constant(columns, value, dtype), storage)
     return made
 
 

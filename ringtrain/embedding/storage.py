@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import tempfile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,23 @@ _PAGE = mmap.PAGESIZE
 _AT_ONCE = 1 << 16  # rows that are given first values at a time
 
 
+class Storage(NamedTuple):
+    """Where rows are.
+
+    Attributes:
+        kind: ``"memory"`` or ``"file"``.
+        path: folder on a disk with room for all rows, for ``"file"``.
+        resident_bytes: of a mapped file, about how many may be in memory before those are let go.
+    """
+
+    kind: str = "memory"
+    path: str | os.PathLike | None = None
+    resident_bytes: int = 1 << 30
+
+
+IN_MEMORY = Storage()
+
+
 class Rows:
     """Rows of one rank.
 
@@ -28,9 +46,7 @@ class Rows:
         width: numbers in a row.
         dtype: of them.
         first: of the places, int64 (n,), their first values, (n, width); None if each row is ``put`` before it is read.
-        storage: ``"memory"`` or ``"file"``.
-        path: folder on a disk with room for all rows, for ``"file"``.
-        resident_bytes: of a mapped file, about how many may be in memory before those are let go.
+        storage: where they are.
 
     Attributes:
         array: all rows, (count, width); who reads others than ``prepare`` was told finds zeros in a file.
@@ -40,20 +56,20 @@ class Rows:
     """
 
     def __init__(
-        self, count: int, width: int, dtype: np.dtype, first: Initializer | None, storage: str = "memory",
-        path: str | os.PathLike | None = None, resident_bytes: int = 1 << 30,
+        self, count: int, width: int, dtype: np.dtype, first: Initializer | None,
+        storage: Storage = IN_MEMORY,
     ):  # fmt: skip
-        check_among("embedding: storage must be 'memory' or 'file'", storage, STORAGES)
+        check_among("embedding: storage must be 'memory' or 'file'", storage.kind, STORAGES)
         self._first = first
         self._map: mmap.mmap | None = None
         self._is_new = np.zeros(0, bool)
-        self._resident_bytes, self._touched_bytes = resident_bytes, 0
+        self._resident_bytes, self._touched_bytes = storage.resident_bytes, 0
         shape = (count, width)
-        if storage == "memory":
+        if storage.kind == "memory":
             self.array = np.empty(shape, dtype)
             self._begin(np.arange(count if first is not None else 0))
         else:
-            self._map = _mapped(path, math.prod(shape) * dtype.itemsize)
+            self._map = _mapped(storage.path, math.prod(shape) * dtype.itemsize)
             self.array = np.frombuffer(self._map, dtype, math.prod(shape)).reshape(shape)
             self._is_new = np.full(count, first is not None)
 

@@ -30,7 +30,7 @@ from ringtrain.embedding.dealing import Dealing
 from ringtrain.embedding.kept_rows import in_one_world
 from ringtrain.embedding.moving import MovingRows
 from ringtrain.embedding.sharing import check_sharing, on_all
-from ringtrain.embedding.storage import Rows
+from ringtrain.embedding.storage import Rows, Storage
 from ringtrain.embedding.trips import Trip, is_finite
 from ringtrain.embedding.waiting import Waiting, nothing, together
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
@@ -85,17 +85,17 @@ class SelfUpdatingTable(MovingRows):
         terms = (name, rows, width, seed, dealing, op, repr(self.rule))
         self.outline = f"rows of {(*terms, replicas)}"
         first = initial.initializer(initializer, scale, seed, width, _DTYPE)
-        super().__init__(Dealing(rows, size_of(process_set), dealing), replicas, (storage, path, resident_bytes), first)
+        where = Storage(storage, path, resident_bytes)
+        super().__init__(Dealing(rows, size_of(process_set), dealing), replicas, where, first)
         check_sharing(terms, "name, rows, width, seed, dealing, op, optimizer", f"embedding.{name}.terms", process_set)
         if self.is_elastic:
             self.begin_without_rows()
         else:
             self.rank = place_in(process_set)
             self._rows = Rows(
-                self.dealing.count(self.rank), width, _DTYPE, lambda places: first(self.dealing.ids(self.rank, places)),
-                storage, path, resident_bytes,
+                self.dealing.count(self.rank), width, _DTYPE, lambda places: first(self.dealing.ids(self.rank, places)), where
             )  # fmt: skip
-            self._state = row_rules.state_of(self.rule, self._rows, storage, path)
+            self._state = row_rules.state_of(self.rule, self._rows, where)
         self._trips: collections.OrderedDict[int, tuple[Trip, int]] = collections.OrderedDict()  # and their worlds
         self._next_trip = 0
         self._lock = threading.Lock()

@@ -30,7 +30,7 @@ from ringtrain.embedding.kept_rows import KeptRows, Lines, Origin, kept_here, su
 from ringtrain.embedding.layout import check_replicas
 from ringtrain.embedding.row_gradients import RowGradients, SentAtOnce
 from ringtrain.embedding.sharing import check_elastic_use, check_sharing
-from ringtrain.embedding.storage import Rows
+from ringtrain.embedding.storage import Rows, Storage
 from ringtrain.embedding.trips import Table, Trip, before_a_trip
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.torch.eager import eager
@@ -97,7 +97,7 @@ class _Sharded(torch.nn.Module):
         self.fills_lost = self.has_unused_gradient = self.is_in_run = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._carrier: RowGradients | SentAtOnce | None = None
-        self._storage = storage, path, resident_bytes
+        self._storage = Storage(storage, path, resident_bytes)
         made = initial.initializer(initializer, scale, seed, embedding_dim, self._dtype)
         self.origin = Origin(_with_padding(made, self.padding_idx))
         self._terms = (
@@ -184,7 +184,7 @@ class _Sharded(torch.nn.Module):
     def new_rows(self, count: int, first: initial.Initializer | None) -> Rows:
         """Storage for some rows, and a spare one of zeros; None if all rows are put."""
         if first is None:
-            return Rows(count + 1, self.embedding_dim, self._dtype, None, *self._storage)
+            return Rows(count + 1, self.embedding_dim, self._dtype, None, self._storage)
 
         width, dtype = self.embedding_dim, self._dtype
 
@@ -193,7 +193,7 @@ class _Sharded(torch.nn.Module):
             rows[places < count] = first(places[places < count])
             return rows
 
-        return Rows(count + 1, width, dtype, with_spare, *self._storage)
+        return Rows(count + 1, width, dtype, with_spare, self._storage)
 
     def new_lines(self, count: int, width: int, dtype: np.dtype, fresh: np.ndarray | None) -> Rows:
         """As ``KeepsRows`` has it; in memory, as torch's optimizers keep it."""

@@ -9,6 +9,7 @@ from modes import in_mode
 
 import ringtrain as rt
 import ringtrain.keras as hvd
+from ringtrain.embedding import storage
 from ringtrain.embedding.table import SelfUpdatingTable
 from ringtrain.testing import World
 
@@ -286,3 +287,23 @@ def test_gradients_that_no_optimizer_applies_are_said(monkeypatch):
 
     with World(RANKS) as world:
         world.run(on_rank)
+
+
+def test_what_the_optimizer_keeps_is_let_go_as_the_rows_are(monkeypatch, tmp_path):
+    """Its file was let go at a bound of its own, 1 GiB, whatever had been asked for."""
+    let_go = set()
+    advise = storage.Rows.let_go
+    monkeypatch.setattr(
+        storage.Rows, "let_go", lambda rows: advise(rows) or let_go.add((id(rows), rows._touched_bytes))
+    )
+
+    def on_rank(rank):
+        table = SelfUpdatingTable("words", ROWS, WIDTH, "adagrad", storage="file", path=tmp_path, resident_bytes=1)
+        rows, _, trip = table.look_up(np.array([1, 2]))
+        table.bring(trip, np.ones_like(rows))
+        table.change()
+        return [id(each) for each in (table._rows, *table._state.values())]
+
+    with World(1) as world:
+        (files,) = world.run(on_rank)
+    assert len(files) == 2 and let_go >= {(each, 0) for each in files}
