@@ -62,38 +62,50 @@ class Words(NamedTuple):
     wrapper: str = "DistributedOptimizer"
 
 
+class Forms(NamedTuple):
+    """How a framework's parameters are read.
+
+    Attributes:
+        digest: of one of them; any two that differ in a bit have others.
+        on_host: copies one of them into an array of float32 or float64.
+        processor: of which kind that is, on which updates are computed.
+    """
+
+    digest: Callable[[Any], int]
+    on_host: Callable[[Any], np.ndarray]
+    processor: Callable[[], str] = kind_of_processor
+
+
 class ComparedReplica:
     """What one rank's optimizer has, in one world, that must be the same on all ranks.
 
     Args:
         read_settings: reads what it steps with, as ``flat_settings`` returns it.
         read_parameters: lists the parameters with their names, in one order on all ranks.
-        digest: of one of them; any two that differ in a bit have others.
-        on_host: copies one of them into an array of float32 or float64.
+        forms: how they are read.
         called: what things are called in the framework.
-        processor: of which kind that is, on which updates are computed.
         clock: in seconds.
         beside: seconds that a look at these parameters takes more than is seen here.
 
     Attributes:
-        called, processor: as given.
+        called: as given.
+        processor: that of the forms.
         compares: whether parameters are compared.
         shown: what was told last; the round may be over after a further update.
     """
 
     def __init__(
         self, read_settings: Callable[[], Settings], read_parameters: Callable[[], Named],
-        digest: Callable[[Any], int], on_host: Callable[[Any], np.ndarray], called: Words,
-        processor: Callable[[], str] = kind_of_processor, clock: Callable[[], float] = time.monotonic,
+        forms: Forms, called: Words, clock: Callable[[], float] = time.monotonic,
         beside: Callable[[Named], float] = lambda _: 0.0,
     ):  # fmt: skip
-        self.called, self.processor = called, processor
+        self.called, self.processor = called, forms.processor
         self.compares = True
         self.shown = Shown()
         self._last_settings: Settings | None = None  # of the last update, if that was every rank's
         self._digests: np.ndarray | None = None  # of the parameters as it has left them, if they are compared now
         self._read_settings, self._read_parameters = read_settings, read_parameters
-        self._digest, self._on_host, self._clock = digest, on_host, clock
+        self._forms, self._clock = forms, clock
         self._beside = beside
         self._digested: tuple[Settings, int] = {}, digest_of({})  # most steps have the settings of the one before
         self._wanted = True  # after the first update
@@ -139,7 +151,7 @@ class ComparedReplica:
 
     def values(self, place: int) -> np.ndarray:
         """Those of one parameter, float32 or float64."""
-        return self._on_host(self._read_parameters()[place][1])
+        return self._forms.on_host(self._read_parameters()[place][1])
 
     def _digest_of(self, settings: Settings) -> int:
         if settings is not self._digested[0] and settings != self._digested[0]:
@@ -164,7 +176,7 @@ class ComparedReplica:
     def _measured_digests(self) -> np.ndarray:
         began = self._clock()
         parameters = self._read_parameters()
-        digests = np.array([self._digest(tensor) for _, tensor in parameters], np.int64)
+        digests = np.array([self._forms.digest(tensor) for _, tensor in parameters], np.int64)
         self._compared_at = self._clock()
         self._cost = self._compared_at - began + self._beside(parameters)
         return digests

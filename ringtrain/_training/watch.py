@@ -10,17 +10,16 @@ TensorFlow makes it by itself. A program of JAX makes those that ask for nothing
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._runtime import exits
 from ringtrain._training import drift
 from ringtrain._training.adapter import checks
 from ringtrain._training.agreement import Agreement
 from ringtrain._training.differences import Differences, waited
-from ringtrain._training.drift import ComparedReplica, Named, Settings, Words
+from ringtrain._training.drift import ComparedReplica, Forms, Named, Settings, Words
 from ringtrain._training.look_schedule import LookSchedule
 from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.trained import Parameter
@@ -39,14 +38,6 @@ _WHO_IS_MISSING = (
     "With it the ranks agree that they step alike: the missing ones have not come to this step. "
     "Take the same steps on every rank."
 )
-
-
-class Forms(NamedTuple):
-    """How a framework's parameters are read; see ``ComparedReplica``."""
-
-    digest: Callable[[Any], int]
-    on_host: Callable[[Any], np.ndarray]
-    processor: Callable[[], str] = kind_of_processor
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
@@ -287,9 +278,8 @@ class Watch:
         """In a world, or when ranks have been made alike: the first look comes again."""
         self._rests, self._rested_at = 0, None
         self._replica = ComparedReplica(
-            lambda: self._settings, lambda: self._parameters, self._forms.digest, self._forms.on_host, self._called,
-            self._forms.processor, self._clock, _beside,
-        )  # fmt: skip
+            lambda: self._settings, lambda: self._parameters, self._forms, self._called, self._clock, _beside
+        )
         self.schedule.steps = 0
         self._plan_look()
 

@@ -15,9 +15,9 @@ import torch
 from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._training.adapter import checks
 from ringtrain._training.adapter.numbering import Number
-from ringtrain._training.drift import ComparedReplica, Named, Settings, Words, flat_settings
+from ringtrain._training.drift import ComparedReplica, Forms, Named, Settings, Words, flat_settings
 from ringtrain._training.session import NewWorld, Session
-from ringtrain._training.watch import Forms, Watch
+from ringtrain._training.watch import Watch
 from ringtrain.torch import parameters
 from ringtrain.torch.shards import replicated
 from ringtrain.torch.tensors import DTYPE_IDS
@@ -32,7 +32,7 @@ def replicas_of(optimizer: torch.optim.Optimizer) -> Callable[[], ComparedReplic
     """Makes one for each world that the optimizer comes into. It does not keep the optimizer alive."""
     settings, parameters = settings_of(optimizer), parameters_of(optimizer)
     forms = _forms_of(parameters)
-    return lambda: ComparedReplica(settings, parameters, forms.digest, forms.on_host, CALLED, forms.processor)
+    return lambda: ComparedReplica(settings, parameters, forms, CALLED)
 
 
 class StepComparison:

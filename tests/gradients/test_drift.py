@@ -7,7 +7,7 @@ import ringtrain as rt
 from ringtrain._training import differences, drift, rounds, trained, watch
 from ringtrain._training.adapter import checks
 from ringtrain._training.differences import Differences
-from ringtrain._training.drift import ComparedReplica, Told, Words
+from ringtrain._training.drift import ComparedReplica, Forms, Told, Words
 from ringtrain._training.rounds import Said
 from ringtrain._training.session import Session
 from ringtrain._training.trained import Parameter
@@ -26,7 +26,7 @@ class Rank:
         self.parameters = [("w", np.ones(3, np.float32)), ("b", np.zeros(2))]
         self.took = 0.0
         self.replica = ComparedReplica(
-            lambda: dict(self.settings), self.read, checks.digest, np.copy, CALLED, clock=lambda: self.now
+            lambda: dict(self.settings), self.read, Forms(checks.digest, np.copy), CALLED, clock=lambda: self.now
         )
 
     def read(self):
@@ -223,7 +223,7 @@ def test_processors_of_different_kinds_may_round_differently(far, kinds, raises,
 
     def on_rank(rank):
         values = [("a", np.ones(3)), ("b", np.ones(3) + rank * 1e-9), ("c", np.arange(3.0) + (far if rank else 0.0))]
-        replica = ComparedReplica(dict, lambda: values, checks.digest, np.copy, CALLED, lambda: kinds[rank])
+        replica = ComparedReplica(dict, lambda: values, Forms(checks.digest, np.copy, lambda: kinds[rank]), CALLED)
         replica.note_step()
         replica.tell(comes_alike=True)
         differences = Differences(Session(rt.global_process_set), "optimizer.0.used", "optimizer.0")
