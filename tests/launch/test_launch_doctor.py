@@ -358,6 +358,8 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
     written = tmp_path / "found.json"
     ranks = {"node-a": 1, "node-b": 2} | ({"node-c": 1} if mpi == "tcp" else {})
     interfaces = {"node-a": "eth0", "node-b": "ens5", "node-c": "enp3s0"}
+    hosts = tmp_path / "hosts"
+    hosts.write_text("".join(f"{name} slots={slots} site=ams\n" for name, slots in ranks.items()))
     with namespaces.HostNetwork({name: interfaces[name] for name in ranks}, rate="200mbit") as network:
         if mpi == "tcp":
             network.slow_down("node-c", "40mbit", to="node-a")
@@ -366,8 +368,8 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
             "-m",
             "ringtrain.launch.commands",
             "doctor",
-            "-H",
-            ",".join(f"{name}:{slots}" for name, slots in ranks.items()),
+            "-hostfile",
+            str(hosts),
             "--model-mb",
             "15",
             "--step-ms",
@@ -380,6 +382,7 @@ def test_it_finds_what_the_links_carry(mpi: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(written.read_text())
     assert {host["name"]: host["ranks"] for host in found["hosts"]} == ranks
+    assert f"sites: ams ({', '.join(ranks)})" in done.stdout
     assert found["transport"] == ("tcp" if mpi == "tcp" else "mpi")
     assert [each["between"] for each in found["links"]] == ([[0, 1], [1, 2], [2, 0]] if mpi == "tcp" else [[0, 1]])
     rate = min(each["at_once_rates"][0] for each in found["links"])
