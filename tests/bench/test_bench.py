@@ -213,14 +213,14 @@ FAULTS = {
     ),
     "gradients that are not averaged": (
         "from ringtrain.bench import torch_systems\n"
-        "torch_systems.Ringtrain.use = torch_systems.Alone.use\n",
+        "torch_systems.RingtrainTorch.use = torch_systems.NoExchange.use\n",
         ["train", "--networks", "convnet"],
         " ringtrain ",
     ),
     "gradients that DDP's group does not add up": (
         "from ringtrain.bench import torch_systems\n"
-        "torch_systems.DdpOfOurs.use = torch_systems.Alone.use\n"
-        "torch_systems.DdpOfOurs.step = torch_systems.Alone.step\n",
+        "torch_systems.DdpOfOurs.use = torch_systems.NoExchange.use\n"
+        "torch_systems.DdpOfOurs.step = torch_systems.NoExchange.step\n",
         ["train", "--networks", "convnet", "--peers", "ddp-ringtrain"],
         " ddp-ringtrain ",
     ),

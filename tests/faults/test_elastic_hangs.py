@@ -45,16 +45,16 @@ def test_one_that_goes_another_way_than_all_others_ends_and_they_go_on(job: Job)
 
 
 SAVING = """
-    from ringtrain.torch.elastic.checkpoints import Folder
+    from ringtrain.torch.elastic.checkpoints import TorchFolder
     from ringtrain.torch.elastic.transparent import TransparentState
 
-    write = Folder.write
+    write = TorchFolder.write
 
     def write_slowly(self, *arguments):
         time.sleep(float(os.environ["RINGTRAIN_STALL_ABORT_SECONDS"]) + 1.5)
         write(self, *arguments)
 
-    Folder.write = write_slowly
+    TorchFolder.write = write_slowly
     begin = TransparentState.epochs
 
     def epochs(self, count):

@@ -160,7 +160,7 @@ def test_a_planted_fault_is_seen(fault, monkeypatch):
         )
     else:  # pieces are updated with a neighbour's gradient
         monkeypatch.setattr(
-            "ringtrain._training.shares.Layout.pieces",
+            "ringtrain._training.shares.BucketLayout.pieces",
             lambda layout, member, pieces=PIECES: [
                 piece._replace(at=max(piece.at - 1, 0)) for piece in pieces(layout, member)
             ],
