@@ -16,8 +16,8 @@ from ringtrain.errors import RingtrainError
 from ringtrain.launch import settings
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.elastic_flags import BATCHES, ELASTIC_SECONDS, LAUNCHER_GRACE, PAUSES, signals_of_a_notice
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import HostsError
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.record import RecordFile
 from ringtrain.launch.service import Service, Terms
 

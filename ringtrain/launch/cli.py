@@ -25,11 +25,11 @@ from ringtrain.launch.commands import check_build
 from ringtrain.launch.discovery import ScriptError
 from ringtrain.launch.elastic_job import ElasticJob
 from ringtrain.launch.hang_up import hang_up_on
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.host_setup import Allocation
 from ringtrain.launch.hosts import HostsError
 from ringtrain.launch.job import PATIENCE, Job, LeftJobError
 from ringtrain.launch.job_folder import JobFolder
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.planning import idle_flags, make_plan, warnings

@@ -15,8 +15,9 @@ import click
 import ringtrain
 from ringtrain._binding import options
 from ringtrain.launch import cuda_aware
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.interpreter import version_of
-from ringtrain.launch.mpi_installation import LaunchError, find_installation
+from ringtrain.launch.mpi_installation import find_installation
 from ringtrain.launch.report import timelines
 from ringtrain.launch.streams import with_its_output
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from ringtrain.launch.engine import Engine
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.job_output import JobOutput
 from ringtrain.launch.known_ranks import (
     Rank,
@@ -17,7 +18,6 @@ from ringtrain.launch.known_ranks import (
     left_before,
 )
 from ringtrain.launch.meeting import LET_ALL_COME
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.terminal import Terminal
 

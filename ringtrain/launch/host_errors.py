@@ -38,6 +38,10 @@ NOT_THERE = ("its name cannot be resolved", "nothing listens on its ssh port", "
 BUSY = ("its sshd, or that of a host on the way, takes no more logins at a time",)
 
 
+class LaunchError(RuntimeError):
+    """Nothing could be started; the text says why and what to do."""
+
+
 class HostError(RuntimeError):
     """A host that cannot be used: its name, the reason, and what to do.
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from ringtrain._rendezvous.agent_protocol import FreePort, Serve
 from ringtrain.launch.agent.rank_command import OF_HOROVODRUN
 from ringtrain.launch.environment import for_horovod, listening, of_host, of_rank_0
-from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_errors import HostError, LaunchError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent

@@ -24,12 +24,12 @@ from ringtrain.launch.agents import Agents
 from ringtrain.launch.ends import Ends
 from ringtrain.launch.engine import Engine, Program
 from ringtrain.launch.hang_up import hang_up_on
-from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_errors import HostError, LaunchError
 from ringtrain.launch.host_setup import Allocation, HostSetup
 from ringtrain.launch.job_output import JobOutput
 from ringtrain.launch.known_ranks import LOST, Rank
 from ringtrain.launch.meeting import MeetingEnd, Meetings
-from ringtrain.launch.mpi_installation import LaunchError, command_line
+from ringtrain.launch.mpi_installation import command_line
 from ringtrain.launch.openmpi import HARMLESS_WORDS, LOST_DAEMON, STUMBLED
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.plan import Plan

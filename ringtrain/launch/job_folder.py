@@ -22,8 +22,8 @@ from typing import Any
 from ringtrain._binding.durable import replaced
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.shells import Ssh

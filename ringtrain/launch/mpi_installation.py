@@ -14,6 +14,7 @@ from types import ModuleType
 
 from ringtrain.launch import agents, mpich, openmpi
 from ringtrain.launch.agent.facts import run_probe
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.interpreter import CURRENT_FOLDER_LAST
 from ringtrain.launch.plan import Plan
 
@@ -56,10 +57,6 @@ _OF_MPI = """
 """
 PROBE = _PROBE.replace("    OF_MPI\n", _OF_MPI.lstrip("\n"))
 PROBE_WITHOUT_MPI = _PROBE.replace("    OF_MPI\n", "")
-
-
-class LaunchError(RuntimeError):
-    """Nothing could be started; the text says why and what to do."""
 
 
 class NoLibraryError(LaunchError):

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 from ringtrain._rendezvous.agent_protocol import Addresses, Describe, HostFacts, Listener, Reached, Request, Target
 from ringtrain.launch import mpich, progress, srun
 from ringtrain.launch.hang_up import hang_up_on
-from ringtrain.launch.host_errors import HostBusyError, HostError, HostNotThereError
+from ringtrain.launch.host_errors import HostBusyError, HostError, HostNotThereError, LaunchError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen, HostAddress, callees, choose, names_loopback
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.reach import Agent

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.log_lines import STREAMS
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.writing import PIECE_OF_FILE_BYTES, Loss, Patience, Sink, Writer
 
 OF_A_RANK = re.compile(r"rank\.\d+")

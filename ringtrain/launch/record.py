@@ -7,8 +7,8 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.job_folder import locked, replace_durably
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.version import __version__
 
 

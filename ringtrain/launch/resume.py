@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from ringtrain._rendezvous.agent_protocol import Serving, TakeOver
 from ringtrain.launch.hang_up import hang_up_on
-from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_errors import HostError, LaunchError
 from ringtrain.launch.hosts import Host
 from ringtrain.launch.job_folder import JobFolder, Outline
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.output import Limits
 from ringtrain.launch.reach import Agent
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ringtrain._binding._native import from_hex, lib
 from ringtrain._rendezvous.server import ENDED, Connection, Server
 from ringtrain.launch.authority import SILENCE, Action, Authority, Rules, said_in
-from ringtrain.launch.mpi_installation import LaunchError
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seat, Seats
 from ringtrain.version import __version__

@@ -11,8 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from ringtrain.launch import mpich, openmpi
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import Host, HostsError, parse_slurm
-from ringtrain.launch.mpi_installation import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.plan import Plan
 
 NAME = "Slurm's srun"

@@ -16,8 +16,9 @@ from ringtrain.launch import agents, mpi_installation, srun
 from ringtrain.launch.agent.facts import run_probe
 from ringtrain.launch.agent.host_networks import rdma_ports
 from ringtrain.launch.environment import given_environment, job_environment
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import HostsError
-from ringtrain.launch.mpi_installation import Installation, LaunchError, NoLibraryError, command_line
+from ringtrain.launch.mpi_installation import Installation, NoLibraryError, command_line
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ringtrain._bootstrap import descriptors
 from ringtrain.launch import signals
-from ringtrain.launch.mpi_installation import LaunchError
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.plan import Plan
 
 DESCRIPTORS, DESCRIPTORS_OF_A_HOST = 12, 4  # of the launcher

@@ -13,10 +13,9 @@ from ringtrain._rendezvous.agent_protocol import RankNews, Request
 from ringtrain.launch.discovery import HostScript, ScriptError, Supply
 from ringtrain.launch.elastic_hosts import ElasticHosts
 from ringtrain.launch.hang_up import hang_up_on
-from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_errors import HostError, LaunchError
 from ringtrain.launch.host_setup import HostSetup
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.preflight import Beside, check_hosts
 from ringtrain.launch.reach import Agent

@@ -24,7 +24,7 @@ from ringtrain.launch.agent.facts import visible_gpus
 from ringtrain.launch.agent.rank_command import threads_per_rank
 from ringtrain.launch.agent.segments import Segments, segments_of
 from ringtrain.launch.environment import given_environment, job_environment
-from ringtrain.launch.host_errors import HostError
+from ringtrain.launch.host_errors import HostError, LaunchError
 from ringtrain.launch.hosts import (
     Host,
     HostsError,
@@ -36,7 +36,7 @@ from ringtrain.launch.hosts import (
     place,
 )
 from ringtrain.launch.log_lines import Text
-from ringtrain.launch.mpi_installation import Installation, LaunchError, command_line, find_program
+from ringtrain.launch.mpi_installation import Installation, command_line, find_program
 from ringtrain.launch.output import RankStream, last_state, last_traceback
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of

@@ -27,8 +27,8 @@ from ringtrain.launch import commands
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.authority_command import authority as command_of_authority
 from ringtrain.launch.authority_command import listening
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.job_folder import locked
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.record import Record, RecordFile
 from ringtrain.launch.seats import Seats
 from ringtrain.launch.service import Service, Terms

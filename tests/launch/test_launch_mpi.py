@@ -14,7 +14,8 @@ from eventually import eventually
 
 from ringtrain.launch import mpich, openmpi
 from ringtrain.launch.engine import Program
-from ringtrain.launch.mpi_installation import LaunchError, find_program
+from ringtrain.launch.host_errors import LaunchError
+from ringtrain.launch.mpi_installation import find_program
 from ringtrain.launch.output import EngineStream
 from ringtrain.launch.terminal import Terminal
 

@@ -34,8 +34,9 @@ from ringtrain.launch.agent.host_networks import (
 )
 from ringtrain.launch.agent.network_test import NetworkTest
 from ringtrain.launch.environment import of_host
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import Installation, LaunchError
+from ringtrain.launch.mpi_installation import Installation
 from ringtrain.launch.networks import Chosen, HostAddress, callees, choose
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.preflight import Beside

@@ -15,9 +15,9 @@ from ringtrain.launch import cli, planning
 from ringtrain.launch.agent.succession import Backlog, Succession, make_way, name_beside
 from ringtrain.launch.authority import Rules
 from ringtrain.launch.discovery import HostScript
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import Host, HostsError
 from ringtrain.launch.job_folder import JobFolder, Outline
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.plan import Plan
 from ringtrain.launch.shells import Ssh

@@ -8,8 +8,8 @@ import pytest
 from ringtrain.launch import cli, planning, trials
 from ringtrain.launch.discovery import Supply
 from ringtrain.launch.elastic_hosts import ElasticHosts
+from ringtrain.launch.host_errors import LaunchError
 from ringtrain.launch.hosts import Host
-from ringtrain.launch.mpi_installation import LaunchError
 from ringtrain.launch.networks import Chosen
 from ringtrain.launch.trials import Trials
 
