@@ -7,13 +7,15 @@ time. Any rank asks for that, and all ranks tell in the round after the next upd
 """
 
 import math
+import os
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._training.adapter.checks import hashed
 
 Settings = Mapping[str, Any]
@@ -60,6 +62,23 @@ class Words(NamedTuple):
 
     broadcast: str
     wrapper: str = "DistributedOptimizer"
+
+
+def kind_of_processor() -> str:
+    """What the kernel calls it, such as ``AMD EPYC 9R14``; the architecture where it has no name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # a container may have processes alone in /proc
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def kind_with_cores(library: str, gpu: str | None) -> str:
+    """What the bits of a library depend on that divides sums among cores: processor or GPU, its release, and how many cores."""
+    return f"{gpu or kind_of_processor()}, {library}, {len(os.sched_getaffinity(0))} cores"
 
 
 class Forms(NamedTuple):

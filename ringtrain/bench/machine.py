@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import ringtrain as rt
-from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._runtime.mpi import version_text
+from ringtrain._training.drift import kind_of_processor
 from ringtrain.bench.documents import OTHERS, command
 
 

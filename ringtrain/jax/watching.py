@@ -16,11 +16,10 @@ from jax.experimental import io_callback
 from jax.typing import ArrayLike
 
 from ringtrain._binding.log import logger
-from ringtrain._bootstrap.processors import kind_with_cores
 from ringtrain._runtime.context import current
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
-from ringtrain._training.drift import Settings, Words, digest_of
+from ringtrain._training.drift import Settings, Words, digest_of, kind_with_cores
 from ringtrain._training.session import Session
 from ringtrain._training.watch import ARRAYS, Forms, Watch, shortest
 from ringtrain.jax import names

@@ -11,11 +11,10 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ringtrain._bootstrap.processors import kind_with_cores
 from ringtrain._runtime.operations import Max
 from ringtrain._runtime.process_sets import ProcessSet, id_of, is_alone
 from ringtrain._training.adapter.slots import Slots
-from ringtrain._training.drift import Settings, Words, digest_of
+from ringtrain._training.drift import Settings, Words, digest_of, kind_with_cores
 from ringtrain._training.session import Session
 from ringtrain._training.watch import ARRAYS, Comparison, Forms, Watch
 from ringtrain.elastic.followed import followed

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringtrain._bootstrap.processors import kind_of_processor
 from ringtrain._training.adapter import checks
 from ringtrain._training.adapter.numbering import Number
-from ringtrain._training.drift import ComparedReplica, Forms, Named, Settings, Words, flat_settings
+from ringtrain._training.drift import ComparedReplica, Forms, Named, Settings, Words, flat_settings, kind_of_processor
 from ringtrain._training.session import NewWorld, Session
 from ringtrain._training.watch import Watch
 from ringtrain.torch import parameters
