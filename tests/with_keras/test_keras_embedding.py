@@ -301,6 +301,7 @@ def test_what_the_optimizer_keeps_is_let_go_as_the_rows_are(monkeypatch, tmp_pat
         table = SelfUpdatingTable("words", ROWS, WIDTH, "adagrad", storage="file", path=tmp_path, resident_bytes=1)
         rows, _, trip = table.look_up(np.array([1, 2]))
         table.bring(trip, np.ones_like(rows))
+        table.accept()
         table.change()
         return [id(each) for each in (table._rows, *table._state.values())]
 
