@@ -1,4 +1,4 @@
-// What a call carries beside its tensors: the attributes that ringtrain/jax/primitive.py gave it, by name.
+// What a call carries beside its tensors: the attributes that ringtrain/jax/collective.py gave it, by name.
 #ifndef RINGTRAIN_JAX_ATTRIBUTES_H_
 #define RINGTRAIN_JAX_ATTRIBUTES_H_
 

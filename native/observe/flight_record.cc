@@ -18,7 +18,7 @@
 namespace ringtrain {
 namespace {
 
-constexpr int kFormat = 2;  // flights.py refuses another one
+constexpr int kFormat = 2;  // flight_recorder.py refuses another one
 constexpr size_t kLongestCause = 4000;
 constexpr size_t kLongestName = 1000;
 

@@ -1,9 +1,9 @@
 """Drift: ranks that train apart, because they step with other settings or have other parameters, are told so.
 
-Each rank has a ``ComparedReplica`` for an optimizer in a world, and the rounds carry what it tells: always a digest of the settings
-that it is going to step with and one of those of its last update, now and then one of the parameters as that has left them. These
-are compared after the first update in a world, and then once a second, or so seldom that it takes a thousandth of the
-time. Any rank asks for that, and all ranks tell in the round after the next update.
+Each rank has a ``ComparedReplica`` for an optimizer in a world, and the rounds carry what it tells: always a digest of
+the settings that it is going to step with and one of those of its last update, now and then one of the parameters as
+that has left them. These are compared after the first update in a world, and then once a second, or so seldom that it
+takes a thousandth of the time. Any rank asks for that, and all ranks tell in the round after the next update.
 """
 
 import math

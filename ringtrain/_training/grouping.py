@@ -1,6 +1,6 @@
 """Which gradients travel as one operation, for the ``groups`` argument of all adapters. Pure.
 
-``arguments.given_groups`` has checked the argument. Members are told apart by identity, since Keras' variables have no
+``optimizer_arguments.given_groups`` has checked the argument. Members are told apart by identity, since Keras' variables have no
 hash of their own.
 """
 

@@ -4,7 +4,7 @@ For optimizers whose gradients come one by one. A round begins with one ``Agreem
 and then every rank sends what any rank has. With the codes each rank tells whether more may follow in the same step,
 and how often it has stepped since the last round, as a count and as its complement: the maxima of both tell every rank
 whether all counts are the same. Only when they are not, the ranks tell each other who has which. Likewise with a digest
-of the terms that all must have set alike, and with those of the ``drift.Replica``.
+of the terms that all must have set alike, and with those of the ``drift.ComparedReplica``.
 """
 
 import enum

@@ -45,7 +45,7 @@ class _Sharded(torch.nn.Module):
 
     Attributes:
         weight: this rank's rows, those that it keeps for others in an elastic job, and a spare one behind them
-            (``shards.Shard``); in host memory, whatever ``to`` says.
+            (``shards.TableShard``); in host memory, whatever ``to`` says.
         dealing: which rank owns which row.
         rank: this rank's place in the process set.
         name: the same on all ranks; error messages bear it.

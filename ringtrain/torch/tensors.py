@@ -213,7 +213,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def wrap_memory(like: torch.Tensor, memory: object, dtype: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over memory that speaks the buffer protocol or is a GPU's; ``buffers.register_framework`` says more."""
+    """A tensor over memory that speaks the buffer protocol or is a GPU's; ``tensor_memory.register_framework`` says more."""
     if isinstance(memory, CudaArray):
         return torch.from_dlpack(memory)
     if 0 in shape:  # torch takes no empty memory
