@@ -99,9 +99,11 @@ class ElasticNews:
         self._terminal.say(text, "rank-killed", rank=rank.number, host=rank.host)
 
     def say_lost(self, rank: Rank, on_notice: bool) -> None:
-        """A rank has failed that the job goes on without, before it had joined or after a notice."""
+        """A rank has failed that the job goes on without: before it had joined, at its program's end, or after a notice."""
         failure = rank.describe_failure()
         text = f"{failure} before it had joined the others. Another one is started there after a pause."
+        if rank.left_at < float("inf"):  # by `raise SystemExit(code)`, which no program of Python's can see
+            text = f"{failure} when its program had come to its end. The others go on, and no rank is started in its place."
         text = f"{failure} when it had left on notice. Its slot stays empty." if on_notice else text
         self._terminal.say(text, "rank-failed", **rank.facts())
 

@@ -77,6 +77,16 @@ def test_a_rank_that_is_killed_before_it_joins_is_named(job: Job) -> None:
     )
 
 
+def test_a_code_that_only_the_process_end_tells_is_said_of_that_end(job: Job) -> None:
+    """`raise SystemExit(3)` reaches no hook, so its rank leaves as one that has come to its end; it was said not to have joined."""
+    done = run(job, "1:2", FAULTS=json.dumps({"1/5": "raise SystemExit(3)"}))
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"rank 1 \(host \S+\) failed with exit code 3 when its program had come to its end", done.stderr
+    ), done.stderr
+    assert "before it had joined" not in done.stderr
+
+
 @pytest.mark.long
 def test_who_was_on_the_way_when_the_time_was_over_is_said(job: Job) -> None:
     """Imports that take longer than --elastic-timeout: what was waited for, how long, and what to change."""
