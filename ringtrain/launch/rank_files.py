@@ -102,11 +102,14 @@ def unusable_folder(path: str, error: OSError) -> str:
 
 
 def earlier_output(path: str) -> str:
-    """Keeps what an earlier job has left in the folder of --output-filename; says where, or "" if there is nothing."""
+    """Keeps what an earlier job has left in the folder of --output-filename; says where, or why not; "" if there is nothing."""
     try:
         number = keep_earlier(path)
-    except OSError:  # what cannot be renamed gets the new lines behind the old ones
-        return ""
+    except OSError as error:
+        return (
+            f"output folder '{path}': what an earlier job has written cannot be renamed: {error.strerror}. New lines are "
+            "written behind it."
+        )
     if not number:
         return ""
     return f"output folder '{path}': what an earlier job has written is kept as stdout.{number} and stderr.{number}."
