@@ -224,7 +224,7 @@ def _at_once(action: Callable[[], object]) -> Callable[[click.Context, click.Par
 @click.option("--mpi-args", metavar="'ARGUMENTS'", help="further arguments for mpirun or srun")
 @click.option("--binding-args", metavar="'ARGUMENTS'", help="how mpirun or srun binds ranks (default: not)")
 @click.option("--share-gpus", "shares_gpus", is_flag=True, help="let a host have more ranks than GPUs")
-@click.option("--mpi", "by_mpirun", is_flag=True, help="use mpirun in a Slurm allocation too")
+@click.option("--mpi", "by_mpirun", is_flag=True, help="use an MPI and its mpirun, in a Slurm allocation too")
 @click.option("--function-folder", default="", hidden=True)  # of ringtrain.run
 @click.option(
     "--verbose",

@@ -165,7 +165,8 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that an elastic job sets. Raises HostsError for those that it cannot have."""
     if environment.get(starter.VARIABLE) == "mpi":
         raise HostsError(
-            "--elastic: the transport must be tcp, but is mpi, whose world ends with any of its ranks. Leave it out."
+            "--elastic: the transport must be tcp, but is mpi, whose world ends with any of its ranks. Leave out --transport, "
+            f"and {starter.VARIABLE} in the environment and the configuration file."
         )
     if environment.get("RINGTRAIN_HOST_LAYOUT"):
         raise HostsError(

@@ -59,13 +59,17 @@ def command_line(mpirun: str, plan: Plan) -> list[str]:
         str(plan.ranks),
         "--host",
         ",".join(map(str, plan.hosts)),
-        "--map-by",
-        "slot:OVERSUBSCRIBE",
+        *(() if _maps(plan.engine_arguments) else ("--map-by", "slot:OVERSUBSCRIBE")),
         *(plan.binding_arguments or ("--bind-to", "none")),
     ]
     if plan.as_root:
         line.append("--allow-run-as-root")
     return [*line, *plan.engine_arguments]
+
+
+def _maps(arguments: Sequence[str]) -> bool:
+    """Whether the user says where ranks are put, which mpirun takes once."""
+    return any(each.lstrip("-").partition("=")[0] == "map-by" for each in arguments)
 
 
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:

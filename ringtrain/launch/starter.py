@@ -119,13 +119,14 @@ class Starter:
             if os.environ.get(name) != value and name not in exported
         ]
         added += [f"{name}=..." for name in exported]  # its value may be a secret
+        line = command_line(self.plan, installation, "SOCKET") if installation.has_mpi else self.plan.command
         return [
             *filter(None, [self.line]),
             f"MPI library {installation.library} ({installation.version})"
             if installation.has_mpi
             else "no MPI: TCP connects the ranks, and the agent on each host starts them",
             f"added to the environment: {' '.join(added) or 'nothing'}",
-            f"command line: {shlex.join(command_line(self.plan, installation, 'SOCKET'))}",
+            f"command line: {shlex.join(line)}",
         ]
 
 
@@ -175,11 +176,13 @@ def without_mpi(package: str) -> Installation:
 
 
 def refuse_arguments_of_an_engine(plan: Plan) -> None:
-    """Raises HostsError if there are arguments for an mpirun, which such a job has not."""
+    """Raises HostsError if an mpirun is asked for, or has arguments: such a job has none."""
     given = {"--mpi-args": plan.engine_arguments, "--binding-args": plan.binding_arguments}
-    for flag, words in given.items():
-        if words:
-            raise HostsError(
-                f"{flag} '{' '.join(words)}': it must be left out with transport tcp, because no mpirun starts the ranks. "
-                "Leave it out, or choose --transport mpi."
-            )
+    found = [f"{flag} '{' '.join(words)}'" for flag, words in given.items() if words]
+    if plan.by_mpirun:
+        found.append("--mpi (controller: mpi)")
+    if found:
+        raise HostsError(
+            f"{found[0]}: it must be left out with transport tcp, because no mpirun starts the ranks. Leave it out, or "
+            "choose --transport mpi, which a job with --elastic cannot have."
+        )

@@ -191,14 +191,21 @@ def test_the_transport_is_a_setting_like_others(way: str, no_mpi: str, tmp_path:
     variables = {"RINGTRAIN_TRANSPORT": "tcp"} if way == "variable" else {}
     done = launch(*flags, "--dry-run", "true", PYTHONPATH=no_mpi, **variables)
     assert done.returncode == 0 and "no MPI: TCP connects the ranks" in done.stderr, done.stderr
+    assert "rank.py" not in done.stderr, "the agent starts the command itself"
     assert "because no MPI library" not in done.stderr
 
 
-@pytest.mark.parametrize("flag", ["--mpi-args=--tag-output", "--binding-args=--bind-to core"])
-def test_arguments_for_mpirun_are_refused_where_there_is_none(flag: str) -> None:
+@pytest.mark.parametrize(
+    "flag, called",
+    [
+        ("--mpi-args=--tag-output", "--mpi-args '--tag-output'"),
+        ("--binding-args=--bind-to core", "--binding-args '--bind-to core'"),
+        ("--mpi", "--mpi (controller: mpi)"),
+    ],
+)
+def test_what_is_of_an_mpirun_is_refused_where_there_is_none(flag: str, called: str) -> None:
     done = run(1, "true", flags=(flag,))
-    name, _, value = flag.partition("=")
-    assert done.returncode == 2 and f"{name} '{value}': it must be left out with transport tcp" in done.stderr
+    assert done.returncode == 2 and f"{called}: it must be left out with transport tcp" in done.stderr
 
 
 def test_a_transport_that_does_not_exist_is_refused() -> None:
