@@ -26,6 +26,7 @@ from ringtrain.launch import progress
 
 TRANSPORTS = ("mpi", "tcp")
 OF_THE_START = ("benchmark", "ranks", "rate", "ranks_a_host", "package", "command")  # which are no benchmark's own
+_UNITS = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,6 @@ def choices(*allowed: str) -> Callable[[str], list[str]]:
         return names
 
     return parse
-
-
-_UNITS = {"GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
 
 
 def bytes_text(count: int) -> str:

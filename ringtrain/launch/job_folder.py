@@ -30,6 +30,7 @@ from ringtrain.launch.shells import Ssh
 from ringtrain.version import __version__
 
 NAME = re.compile("[0-9a-f]{8}")
+IN_MEMORY = "/dev/shm"
 
 
 @dataclass
@@ -253,9 +254,6 @@ def listing(parent: str) -> str:
 def describe_hosts(hosts: Iterable[Host]) -> str:
     """For people."""
     return ", ".join(f"'{host.name}'" for host in hosts)
-
-
-IN_MEMORY = "/dev/shm"
 
 
 def temporary_folder() -> str:

@@ -12,10 +12,10 @@ from ringtrain.launch.openmpi import CODE_OF_A_LOST_PEER
 from ringtrain.launch.output import RankStream
 
 SECONDS_TOGETHER = 0.5  # between deaths that have one reason
+KEPT_ANSWERS = 12  # of a minute: drifting clocks part by less than a packet takes
 # In what victims say of the rank that they lost, as Connections has it: one that waits in vain closes its connections,
 # and the kernel resets what was still under way on them. Whatever else they say comes before both.
 CONSEQUENCES = ("connection reset by", "connection closed by")
-KEPT_ANSWERS = 12  # of a minute: drifting clocks part by less than a packet takes
 LOST = -signal.SIGKILL  # outcome of a rank whose supervisor vanished without a report: the engine killed it
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SECONDS_TO_TIDY = 2.0  # from the death of processes until those that remove what they have shared are killed too
 SECONDS_OF_A_MOMENT = 0.02  # in the kernel, of a process that has a page read, say
 SECONDS_TO_DIE = 1.0  # of a killed process; after them it waits in the kernel for something that does not come
+SECONDS_BETWEEN_LOOKS = 1.0  # at groups that nobody waits for
 # Once all who share are gone, these remove the shared memory and the semaphores that these have left in /dev/shm.
 TIDIERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 # A socket of Python's multiprocessing, in a folder of its process.
@@ -294,9 +295,6 @@ def remove_listeners(paths: Iterable[str]) -> None:
             os.rmdir(os.path.dirname(path))
         except OSError:  # it is gone, or there is more in the folder
             pass
-
-
-SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class LeftGroups:
