@@ -1,6 +1,7 @@
 """The launcher's own agents as the engine: each starts the ranks of its host. For jobs without an MPI; see `engine`.
 
-What this module has beside its class is what the modules of the MPIs' engines have, such as `openmpi`.
+What this module has beside its class is what the modules of the MPIs' engines have, such as `openmpi`, as far as it is
+asked for: no MPI belongs to it, and no program of its own starts anything.
 """
 
 from __future__ import annotations
@@ -14,18 +15,6 @@ from ringtrain.launch.plan import OF_THE_ENGINE, Plan
 from ringtrain.launch.reach import Agent
 
 NAME = "ringtrainrun"
-# Where a rank finds its rank, the number of ranks, and both within its host: what each rank gets anyway.
-RANK_VARIABLES = ("RINGTRAIN_RANK", "RINGTRAIN_SIZE", "RINGTRAIN_LOCAL_RANK", "RINGTRAIN_LOCAL_SIZE")
-
-
-def owns(library_version: str) -> bool:
-    """Whether MPI_Get_library_version's text is of this engine: it has no MPI."""
-    return False
-
-
-def command_line(_program: str, _plan: Plan) -> list[str]:
-    """The engine's command, up to what each rank runs: there is none."""
-    return []
 
 
 def environment(plan: Plan, networks: Sequence[str] = ()) -> dict[str, str]:
