@@ -65,7 +65,7 @@ class HostScript:
                 cannot_run=process.returncode in CANNOT_RUN,
             )
         try:
-            return find_here(parse_hostfile(said, self.command, self.slots))
+            return find_here(parse_hostfile(said, "its output", self.slots))
         except HostsError as error:
             raise self._failed(f"print hosts, but: {str(error).removesuffix('.')}") from None
 

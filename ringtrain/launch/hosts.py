@@ -8,8 +8,7 @@ import socket
 from dataclasses import dataclass, replace
 
 MOST_CHARACTERS, MOST_OF_A_PART = 253, 64  # of a host's name: RFC 1035, whose 63 Linux exceeds by one
-
-
+MOST_SHOWN = 80  # characters of an entry, in an error
 ANY_PORT = 9
 
 
@@ -35,15 +34,19 @@ def parse_hosts(text: str, slots: int = 1) -> list[Host]:
 
     Raises HostsError for an empty name, an IPv6 address, slots that are not a positive number, and a host named twice.
     """
-    return _distinct([_host(entry.strip(), "-H", slots) for entry in text.split(",")])
+    entries = [entry.strip() for entry in text.split(",")]
+    return _distinct([_host(entry, str(slots), f"-H '{_shown(entry)}'") for entry in entries])
 
 
 def parse_hostfile(text: str, path: str, slots: int = 1) -> list[Host]:
-    """Reads a host file: `host slots=4 site=ams`, `host:4`, or `host` a line, `#` begins a comment. Raises HostsError."""
-    lines = [line.split("#")[0].strip() for line in text.splitlines()]
-    hosts = [_of_a_line(line, path, slots) for line in lines if line]
+    """Reads a host file: `host slots=4 site=ams`, `host:4`, or `host` a line, `#` begins a comment. Raises HostsError.
+
+    An error names the line as `path:number`, and what it says.
+    """
+    lines = [(number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
+    hosts = [_of_a_line(line, slots, f"{path}:{number} '{_shown(line)}'") for number, line in lines if line]
     if not hosts:
-        raise HostsError(f"host file '{path}': at least one line 'host slots=N' is needed, but it names no host.")
+        raise HostsError(f"{path}: at least one line 'host slots=N' is needed, but it names no host.")
     return _distinct(hosts)
 
 
@@ -106,52 +109,61 @@ def _is_own_long_name(name: str, own: str) -> bool:
     return name.startswith(own.split(".")[0] + ".") and f"{socket.getfqdn(own)}.".startswith(f"{name}.")
 
 
-def _of_a_line(line: str, path: str, slots: int) -> Host:
+def _of_a_line(line: str, default_slots: int, where: str) -> Host:
     name, *fields = re.sub(r"\s*=\s*", "=", line).split()
     unknown = [field for field in fields if not field.startswith(("slots=", "site="))]
     if unknown:
         raise HostsError(
-            f"{path} '{line[:80]}': behind a host's name there may be slots= and site=, but found '{unknown[0][:80]}'. Write "
-            "for example node-a slots=4 site=ams."
+            f"{where}: behind a host's name there may be slots= and site=, but found '{_shown(unknown[0])}'. Write for "
+            "example node-a slots=4 site=ams."
         )
-    sites = [field for field in fields if field.startswith("site=")]
-    site = " ".join(sites).removeprefix("site=")
-    if sites and not re.fullmatch(rf"[\w.-]{{1,{MOST_OF_A_PART}}}", site):
-        raise HostsError(
-            f"{path} '{line[:80]}': site= must be one name of at most {MOST_OF_A_PART} letters, digits, '.', '_' and '-', but is "
-            f"'{site[:80]}'. Write for example node-a slots=4 site=ams."
-        )
-    entry = " ".join([name, *(field for field in fields if field not in sites)])
-    return replace(_host(entry.replace(" slots=", ":"), path, slots), site=site)
+    for key in ("slots", "site"):
+        if sum(field.startswith(f"{key}=") for field in fields) > 1:
+            raise HostsError(f"{where}: {key}= may be there once, but is there again. Leave one out.")
+    values = dict(field.split("=", 1) for field in fields)
+    if "slots" in values and ":" in name and not _is_ipv6(name):
+        raise HostsError(f"{where}: its slots must be behind ':' or in slots=, but are in both. Leave one out.")
+    host = _host(name, values.get("slots", str(default_slots)), where)
+    return replace(host, site=_site(values["site"], where)) if "site" in values else host
 
 
-def _host(entry: str, source: str, default_slots: int) -> Host:
+def _site(name: str, where: str) -> str:
+    if re.fullmatch(rf"[\w.-]{{1,{MOST_OF_A_PART}}}", name):
+        return name
+    raise HostsError(
+        f"{where}: site= must be one name of at most {MOST_OF_A_PART} letters, digits, '.', '_' and '-', but is "
+        f"'{_shown(name)}'. Write for example node-a slots=4 site=ams."
+    )
+
+
+def _host(entry: str, default_slots: str, where: str) -> Host:
     if _is_ipv6(entry):
         raise HostsError(
-            f"{source} '{entry}': expected a host's name or IPv4 address, but found an IPv6 address. "
+            f"{where}: expected a host's name or IPv4 address, but found an IPv6 address. "
             "Give it a name, for example in /etc/hosts."
         )
-    name, _colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", str(default_slots))
+    name, _colon, slots = entry.rpartition(":") if ":" in entry else (entry, "", default_slots)
     if "@" in name:
         raise HostsError(
-            f"{source} '{entry}': expected host:slots, but found a user's name as well. "
-            "Put it into ~/.ssh/config: Host and User."
+            f"{where}: expected host:slots, but found a user's name as well. Put it into ~/.ssh/config: Host and User."
         )
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise HostsError(
-            f"{source} '{entry}': expected host:slots, but found no host name. Write for example node-a:4."
-        )
+        raise HostsError(f"{where}: expected host:slots, but found no host name. Write for example node-a:4.")
     if len(name) > MOST_CHARACTERS or any(len(part) > MOST_OF_A_PART for part in name.split(".")):
         raise HostsError(
-            f"{source} '{entry[:40]}...': a host's name must have at most {MOST_CHARACTERS} characters, and "
-            f"{MOST_OF_A_PART} between dots, but has {len(name)}. Check for a missing comma."
+            f"{where}: a host's name must have at most {MOST_CHARACTERS} characters, and {MOST_OF_A_PART} between dots, "
+            f"but has {len(name)}. Check for a missing comma."
         )
     if not re.fullmatch(r"0*[1-9][0-9]{0,5}", slots):
         raise HostsError(
-            f"{source} '{entry}': slots must be a number of at least 1, but it is '{slots}'. "
-            f"Write for example {name}:4."
+            f"{where}: slots must be a number of at least 1, but it is '{_shown(slots)}'. Write for example {name}:4."
         )
     return Host(name, int(slots))
+
+
+def _shown(text: str) -> str:
+    """A text of a user's as errors repeat it."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _is_ipv6(entry: str) -> bool:

@@ -108,7 +108,13 @@ def test_host_file_names_sites() -> None:
         ("a max=4", "there may be slots= and site=, but found 'max=4'"),
         ("a slots=1 sites=ams", "but found 'sites=ams'. Write for example node-a slots=4 site=ams"),
         ("a site=", "site= must be one name of at most 64 letters, digits, '.', '_' and '-', but is ''"),
-        ("a slots=4 site=x site=y", "but is 'x site=y'. Write for example node-a slots=4 site=ams"),
+        ("a slots=4 site=x site=y", "my.hosts:1 'a slots=4 site=x site=y': site= may be there once"),
+        (
+            "a\nb slots=2 # two\n\nc slots=0",
+            "my.hosts:4 'c slots=0': slots must be a number of at least 1, but it is '0'",
+        ),
+        ("a slots=2 slots=3", "slots= may be there once"),
+        ("a:2 slots=3", "its slots must be behind ':' or in slots=, but are in both"),
     ],
 )
 def test_host_file_that_cannot_be_read_is_refused_by_name(text: str, words: str) -> None:
