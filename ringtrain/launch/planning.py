@@ -64,7 +64,7 @@ def make_plan(given: Mapping[str, Any], environment: Mapping[str, str], say: Cal
         list(given["command"]), ranks, placed, verbose=given["verbose"], settings=chosen, exported=exported,
         ssh=Ssh(given["ssh_port"], given["ssh_identity_file"]), start_seconds=given["start_timeout"],
         interfaces=parse_interfaces(given["network_interfaces"], given["each_interface"]), ports=parse_ports(given["port_range"], least),
-        folder=os.path.abspath(given["output_filename"]) if given["output_filename"] else "",
+        folder=_folder_of_output(given["output_filename"]),
         shows_time=given["shows_time"], log_json=given["log_json"], function_folder=given["function_folder"],
         engine_arguments=words_of("--mpi-args", given["mpi_args"]),
         binding_arguments=words_of("--binding-args", given["binding_args"]), by_srun=by_srun, by_mpirun=by_mpirun,
@@ -158,6 +158,13 @@ def _read(flag: str, path: str) -> str:
             f"{flag} '{path}': it must be a text file that can be read, but: it is longer than {MOST_TEXT} characters."
         )
     return text
+
+
+def _folder_of_output(name: str | None) -> str:
+    """The whole path of what --output-filename names; "" if it is not given. Raises HostsError."""
+    if name == "":  # as a variable of a shell that is not set
+        raise HostsError("--output-filename: it must name a folder, but is empty. Give one, or leave the flag out.")
+    return os.path.abspath(name) if name else ""
 
 
 def words_of(flag: str, text: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+TRANSPORTS = ("auto", "mpi", "tcp")
 LONGEST_SECONDS = 1e9  # of any wait: 30 years
 
 
@@ -124,7 +125,7 @@ SETTINGS = (
             _to("RINGTRAIN_LOG_LEVEL", lambda level: LEVELS[level.upper()]), ("logging", "level")),
     Setting(("--num-nccl-streams",), WholeNumber(1, 8), "communicators of NCCL, which batches use in turn (1)",
             _to("RINGTRAIN_NCCL_COMMUNICATORS"), ("library_options", "num_nccl_streams")),
-    Setting(("--transport",), click.Choice(["auto", "mpi", "tcp"]),
+    Setting(("--transport",), click.Choice(TRANSPORTS),
             "MPI or TCP between the ranks; auto: MPI if several hosts all have RDMA, and one is installed",
             _to("RINGTRAIN_TRANSPORT"), ("library_options", "transport")),
     Setting(("--tcp",), click.BOOL, "let NCCL leave InfiniBand alone",

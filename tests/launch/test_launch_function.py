@@ -214,6 +214,7 @@ def test_what_has_no_effect_is_said_in_one_line(launched: list[Launched], argume
     ({"num_proc": "2"}, ValueError, "at least 1, but is '2'"),
     ({"num_proc": 2, "min_num_proc": 3}, ValueError, "from min_num_proc to max_num_proc, but is 2"),
     ({"num_proc": 2, "max_np": 1}, ValueError, "from min_num_proc to max_num_proc, but is 2"),
+    ({"transport": "foo"}, ValueError, "transport must be one of auto, mpi, tcp, but is 'foo'"),
     ({"num_proc": 2, "host_discovery_script": "./find"}, NotImplementedError, "hosts must be known at the start"),
 ], ids=lambda value: ",".join(value) if isinstance(value, dict) else "")  # fmt: skip
 def test_arguments_that_cannot_be(launched: list[Launched], arguments: dict, kind: type, text: str) -> None:
