@@ -13,10 +13,13 @@ from ringtrain._runtime.context import current
 from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.operations import allreduce_async, broadcast_async_
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, members_of
+from ringtrain._runtime.submission import preparing
 from ringtrain._training.adapter.checks import require_alike
 from ringtrain.elastic.adapters import is_seed
 from ringtrain.errors import MismatchError, UnsupportedError
 from ringtrain.keras.types import Optimizer, Variable
+
+_DESCRIBED = "broadcast_variables.described"
 
 _SEED_STRIDE = 1_000_003  # between the seeds of neighbouring ranks
 
@@ -41,10 +44,12 @@ def broadcast_variables(
     Raises:
         MismatchError: ranks hold different numbers of variables, or different shapes or dtypes.
     """
-    chosen = _numeric(variables)
+    with preparing("allgather", f"{_DESCRIBED}.sizes", process_set):
+        chosen = _numeric(variables)
+        described = [_description(variable) for variable in chosen]
     if process_set.size() == 1:
         return
-    names = _agreed_names(chosen, process_set)
+    names = _agreed_names(described, process_set)
     pending = []
     for index, variable in enumerate(chosen):
         value = np.array(variable.numpy(), order="C")
@@ -140,11 +145,15 @@ def own_name(variable: Variable) -> str:
     return re.sub(r"_[0-9]+$", "", path_of(variable).split("/")[-1].split(":")[0])
 
 
-def _agreed_names(variables: Sequence[Variable], process_set: ProcessSet) -> list[str]:
+def _description(variable: Variable) -> tuple[tuple[tuple[int, ...], str], str]:
+    """Shape and dtype, and the path."""
+    return (tuple(variable.shape), str(variable.dtype)), path_of(variable)
+
+
+def _agreed_names(described: Sequence[tuple[tuple[tuple[int, ...], str], str]], process_set: ProcessSet) -> list[str]:
     """What the lowest rank calls the variables; raises MismatchError if the ranks have different ones."""
-    described = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
-    names = [path_of(variable) for variable in variables]
-    everyone = allgather_object((described, names), "broadcast_variables.described", process_set)
+    kinds, names = [kind for kind, _ in described], [name for _, name in described]
+    everyone = allgather_object((kinds, names), _DESCRIBED, process_set)
     first, first_names = everyone[0]
     demand = "broadcast_variables: the number of variables must be the same on all ranks"
     advice = "Make the same model and optimizer everywhere, and build both before"

@@ -11,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from ringtrain._runtime.arguments import check_kind
 from ringtrain._runtime.context import current, is_initialized
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
+from ringtrain._runtime.submission import preparing
+from ringtrain._training.adapter.checks import require_same_names
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain.torch.eager import eager
 from ringtrain.torch.functions import broadcast_in_place
@@ -41,11 +43,16 @@ def broadcast_buffers(
         With ``every_forward`` the hook, whose ``remove()`` ends it; else None.
 
     Raises:
-        MismatchError: ranks disagree about a buffer's shape or dtype.
+        InvalidArgumentError: something else than a model.
+        MismatchError: ranks disagree about which buffers there are, or about the shape or dtype of one.
     """
     identity = id_of(process_set)
     name = f"broadcast_buffers.{next_number(current(), identity, 'broadcast_buffers')}"
-    check_kind("broadcast_buffers: model must be a torch.nn.Module", model, torch.nn.Module)
+    with preparing("allreduce", "broadcast_buffers.names", process_set):
+        check_kind("broadcast_buffers: model must be a torch.nn.Module", model, torch.nn.Module)
+        names = [buffer_name for buffer_name, _ in model.named_buffers()]
+    if process_set.included():
+        require_same_names("broadcast_buffers", names, process_set)
     _broadcast(model, name, root_rank, process_set)
     if not every_forward:
         return None

@@ -10,7 +10,7 @@ some layers have the statistics of its batch, and others do not; but all ranks h
 
 import weakref
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -21,7 +21,7 @@ from ringtrain._runtime.pending import Operation
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set, id_of, size_of
 from ringtrain._training.adapter.numbering import next_number
 from ringtrain._training.step_guard import StepGuard, require_all_ranks, under_way
-from ringtrain.errors import InvalidArgumentError
+from ringtrain.errors import InvalidArgumentError, RingtrainError
 from ringtrain.torch.eager import eager
 from ringtrain.torch.tensors import buffer_of, finish, received
 
@@ -94,12 +94,17 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             UnsupportedError: on a process set, in a training by ``elastic.State``.
         """
-        self._check_input_dim(input)
         if under_way() is not None:
             require_all_ranks("SyncBatchNorm", self.process_set, "TorchState")
         if not (self.training and self.process_set.included() and size_of(self.process_set) > 1):
             return super().forward(input)
         ranks = _Ranks(self)
+        try:
+            self._check_input_dim(input)
+        except RingtrainError as problem:
+            if under_way() is not None:  # the others do the step without this rank
+                raise
+            ranks.refuse(problem)
         moments = _moments(input.detach(), ranks)
         self._update_running_statistics(moments)
         return _Normalize.apply(input, self.weight, self.bias, self.eps, moments, ranks)
@@ -155,11 +160,19 @@ class _Ranks:
         finish(self._released(lambda: self._submit("allreduce", "gradient", sent, result)), result)
         return result / weight if weight else result
 
+    def refuse(self, problem: RingtrainError) -> NoReturn:
+        """Raises what is wrong with this rank's input on all of them, in place of the moments."""
+        context, identity = current(), id_of(self._module.process_set)
+        context.refuse("allgather", self._name(context, identity, "moments"), identity, problem)
+
     def _submit(self, kind: str, part: str, tensor: torch.Tensor, result: torch.Tensor | None) -> Operation:
         context, identity = current(), id_of(self._module.process_set)
-        name = f"{_name_of(self._module, context, identity)}.{part}"
         into = [None if result is None else buffer_of(result)]
+        name = self._name(context, identity, part)
         return context.submit(kind, name, [buffer_of(tensor)], into, process_set=identity, waits=True)
+
+    def _name(self, context: Context, process_set: int, part: str) -> str:
+        return f"{_name_of(self._module, context, process_set)}.{part}"
 
     def _released(self, submit: Callable[[], Operation]) -> Operation:
         """The operation, or the one that was submitted anew in another world; others of the step may be."""

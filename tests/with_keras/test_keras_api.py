@@ -10,7 +10,7 @@ import tensorflow as tf
 import ringtrain as rt
 import ringtrain.keras
 import ringtrain.tensorflow.keras
-from ringtrain.errors import MismatchError
+from ringtrain.errors import InvalidArgumentError, MismatchError
 from ringtrain.testing import World
 
 BOTH = {"keras": ringtrain.keras, "tensorflow.keras": ringtrain.tensorflow.keras}
@@ -167,6 +167,18 @@ def test_names_that_pages_and_public_programs_use():
 
     assert {module.SyncBatchNormalization for module in BOTH.values()} == {tensorflow.SyncBatchNormalization}
     assert (NoneCompressor, FP16Compressor) == (tensorflow.Compression.none, tensorflow.Compression.fp16)
+
+
+def test_what_one_rank_passes_in_place_of_variables_is_told_on_all(two):
+    good = keras.Variable([1.0], name="a")
+
+    def on_rank(rank):
+        with pytest.raises(InvalidArgumentError) as refused:
+            ringtrain.keras.broadcast_variables(None if rank else [good], root_rank=0)
+        return str(refused.value)
+
+    said = two.run(on_rank)
+    assert said[0] == said[1] and "'NoneType' object is not iterable" in said[0], said
 
 
 def test_variables_in_another_order_on_a_rank_are_told():

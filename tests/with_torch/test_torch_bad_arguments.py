@@ -147,6 +147,27 @@ def test_state_that_one_rank_cannot_send(pair):
     both_fail_alike(pair, state(bad), state(good), "a lambda")
 
 
+def test_buffers_that_one_rank_cannot_send(pair):
+    """Something else than a model, and a model that has other buffers."""
+    model = torch.nn.BatchNorm1d(3)
+    for what, wrong in {"nothing": None, "others": torch.nn.Sequential(torch.nn.BatchNorm1d(3))}.items():
+        both_fail_alike(
+            pair, lambda wrong=wrong: hvd.broadcast_buffers(wrong), lambda: hvd.broadcast_buffers(model), what
+        )
+
+
+def test_an_input_that_one_rank_cannot_normalise(pair):
+    layers = pair.run(lambda rank: hvd.SyncBatchNorm(3))
+
+    def pass_through(rank, *shape):
+        return outcome(lambda: layers[rank](torch.randn(*shape)))
+
+    said = pair.run(lambda rank: pass_through(rank, *([3] if rank else [2, 3])))
+    assert said[0] is not None and "expected an input of shape (N, C, ...) but found (3,)" in said[0]
+    assert said[0] == said[1]
+    assert pair.run(lambda rank: pass_through(rank, 2, 3)) == [None, None]
+
+
 def test_sparse_arguments(pair):
     for changed in ({"op": hvd.Max}, {"process_set": None}, {"prescale_factor": Raises()}, {"weight": "3"}):
         both_fail_alike(pair, lambda changed=changed: hvd.allreduce(ones().to_sparse(), name="s", **changed),
