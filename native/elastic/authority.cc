@@ -42,6 +42,12 @@ std::string BeginAgainText(int minimum, Nanoseconds wait) {
          std::to_string(wait / kSecond) + " s (--elastic-timeout).";
 }
 
+std::string UnheardText(Nanoseconds left) {
+  return "None of the job's ranks is heard, and a host on which some were does not answer. They may go on there: they "
+         "are waited for until those without a launcher have ended themselves, for up to " +
+         std::to_string((left + kSecond - 1) / kSecond) + " s.";
+}
+
 std::string TooFewText(int minimum) {
   return "A world must have " + std::to_string(minimum) + " ranks, but has fewer. Look at the hosts, " +
          "or give a smaller minimum with -np MIN:MAX.";
@@ -410,14 +416,14 @@ void Authority::Decide(Nanoseconds now, AuthorityActions* actions) {
   if (phase_ != Phase::kResuming && phase_ != Phase::kEnded && !ending_) StartRanks(now, actions);
 }
 
-// A world of which all members run needs nothing; any other is stopped. One of whose members none is heard may run: it
-// is waited for until its ranks have ended themselves.
+// A world of which all members run needs nothing; any other is stopped. One of whose members none is heard may run
+// where a host of it does not answer: it is waited for until its ranks have ended themselves.
 void Authority::EndResuming(Nanoseconds now, AuthorityActions* actions) {
   const Nanoseconds waited = now - since_;
   if (!hosts_.AllHaveAnswered() && waited < options_.silence + kSlack) return;
   const Uids living = roster_.Living();
-  if (living.empty() && !roster_.world().empty() && !ending_ && waited < options_.grace + options_.silence + kSlack)
-    return;
+  const Nanoseconds bound = options_.grace + options_.silence + kSlack;
+  if (living.empty() && !ending_ && MayRunUnheard() && waited < bound) return SayUnheard(bound - waited, actions);
   phase_ = Phase::kGathering;
   since_ = now;
   Uids found = living;  // first, so that their program is the one that others are compared with
@@ -436,6 +442,16 @@ void Authority::EndResuming(Nanoseconds now, AuthorityActions* actions) {
     phase_ = Phase::kRunning;
   else
     Stop(now, actions);
+}
+
+bool Authority::MayRunUnheard() const {
+  const std::vector<Member>& world = roster_.world();
+  return std::any_of(world.begin(), world.end(),
+                     [&](const Member& member) { return !hosts_.HasAnswered(member.process.host); });
+}
+
+void Authority::SayUnheard(Nanoseconds left, AuthorityActions* actions) {
+  if (!std::exchange(said_unheard_, true)) actions->push_back(authority_action::Say{UnheardText(left)});
 }
 
 bool Authority::WantsAPause() const {

@@ -133,6 +133,8 @@ class Authority {
   // What follows.
   void Decide(Nanoseconds now, AuthorityActions* actions);
   void EndResuming(Nanoseconds now, AuthorityActions* actions);
+  bool MayRunUnheard() const;
+  void SayUnheard(Nanoseconds left, AuthorityActions* actions);
   void AskForAPause(AuthorityActions* actions);
   void Stop(Nanoseconds now, AuthorityActions* actions);
   void EvictTheLate(Nanoseconds now, AuthorityActions* actions);
@@ -172,6 +174,7 @@ class Authority {
   bool begun_ = false;    // some world has run, so that there is state to lose
   bool ending_ = false;   // some program has come to its end
   bool pausing_ = false;  // the world was asked to stop at a release
+  bool said_unheard_ = false;
   bool unconnected_ =
       false;  // the world that forms, or formed last: a member cannot connect, and does not know with whom
   std::string program_;

@@ -33,10 +33,13 @@ std::vector<std::string> Hosts::Silent(Nanoseconds now, Nanoseconds bound) const
   return names;
 }
 
+bool Hosts::HasAnswered(const std::string& name) const {
+  const auto found = hosts_.find(name);
+  return found != hosts_.end() && found->second.presence == Host::kPresent && found->second.unheard.empty();
+}
+
 bool Hosts::AllHaveAnswered() const {
-  return std::all_of(hosts_.begin(), hosts_.end(), [](const auto& entry) {
-    return entry.second.presence == Host::kPresent && entry.second.unheard.empty();
-  });
+  return std::all_of(hosts_.begin(), hosts_.end(), [&](const auto& entry) { return HasAnswered(entry.first); });
 }
 
 void Hosts::Skip(Nanoseconds missed) {

@@ -41,7 +41,8 @@ class Hosts {
   std::vector<std::string> NotAway() const;
   // Of these, of whose agents nothing was heard for so long.
   std::vector<std::string> Silent(Nanoseconds now, Nanoseconds bound) const;
-  // Whether all agents are present, and all processes that they have named.
+  // Whether a host's agent is present, and all processes that it has named.
+  bool HasAnswered(const std::string& name) const;
   bool AllHaveAnswered() const;
   // Nothing was heard for a while because nobody listened.
   void Skip(Nanoseconds missed);

@@ -216,6 +216,43 @@ RT_TEST(a_member_that_dies_before_it_has_answered_the_next_launcher_is_told_of) 
            std::vector<std::string>{"The rank in slot 1 of host 'a' has ended with exit code 1."});
 }
 
+RT_TEST(a_launcher_that_finds_all_ranks_of_a_job_dead_ends_it_at_once) {
+  Job job(0);
+  job.ChangeLauncher(kSecond);
+  for (int slot = 0; slot < 4; ++slot) {
+    RT_CHECK_EQ(job.end(), std::string());
+    job.Hear(kSecond, ControlType::kDead, slot);
+  }
+  RT_CHECK_EQ(job.end(), "All ranks that held the state of the training are gone.");
+  RT_CHECK(job.TakeSaid("is heard").empty());
+}
+
+// A host of the world does not answer the next launcher, and its ranks may run there without one.
+RT_TEST(ranks_that_no_launcher_hears_are_waited_for_until_they_have_ended_themselves) {
+  Job job(0);
+  ControlFrame form;
+  RT_REQUIRE(ControlFrame::Decode(job.record, &form));
+  for (size_t rank = 0; rank < form.members.size(); ++rank)
+    if (rank >= 2) form.members[rank].process.host = "b";
+  job.record = form.Encode();
+  job.options.hosts["b"] = 2;
+  job.options.silence = 10 * kSecond;
+  job.options.grace = 50 * kSecond;
+  job.ChangeLauncher(0);
+  for (int slot = 0; slot < 4; ++slot) job.Hear(0, ControlType::kDead, slot);
+  const auto pass_until = [&](Nanoseconds until) {
+    for (Nanoseconds now = 0; now <= until; now += kSecond) job.authority->Tick(now, &job.actions);
+  };
+  pass_until(61 * kSecond);
+  RT_CHECK_EQ(job.end(), std::string());
+  RT_CHECK(job.TakeSaid("None of the job's ranks is heard") ==
+           std::vector<std::string>{
+               "None of the job's ranks is heard, and a host on which some were does not answer. They may go on there: "
+               "they are waited for until those without a launcher have ended themselves, for up to 50 s."});
+  job.authority->Tick(62 * kSecond, &job.actions);
+  RT_CHECK_EQ(job.end(), "All ranks that held the state of the training are gone.");
+}
+
 RT_TEST(members_that_finish_before_they_have_answered_the_next_launcher_end_the_job_well) {
   Job job(0);
   job.ChangeLauncher(kSecond);
