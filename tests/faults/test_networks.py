@@ -46,8 +46,9 @@ STEPS = """
             if os.path.exists(f"{folder}/count"):
                 open(f"{folder}/step-{rt.rank()}-{steps}", "w").close()
     except rt.errors.PeerLostError as problem:
-        with open(f"{folder}/heard-{rt.rank()}", "w") as heard:
+        with open(f"{folder}/hears-{rt.rank()}", "w") as heard:
             heard.write(str(problem))
+        os.rename(f"{folder}/hears-{rt.rank()}", f"{folder}/heard-{rt.rank()}")  # which is read once it is there
         raise
 """
 
