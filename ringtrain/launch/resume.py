@@ -60,16 +60,17 @@ def take_over(folder: JobFolder, outline: Outline) -> TakenUp:
     agents = [Agent(host, plan.ssh) for host in hosts]
     deadline = time.monotonic() + plan.start_seconds
 
+    gone: list[Agent] = []  # whose hosts were reached
+
     def ask(agent: Agent) -> Serving | str:
         try:
             told = agent.ask(deadline, request)
         except HostError as error:
             return str(error)
-        return (
-            f"host '{agent.host.name}': its agent must serve this job, but {told['refused']}."
-            if "refused" in told
-            else told
-        )
+        if "refused" not in told:
+            return told
+        gone.append(agent)
+        return f"host '{agent.host.name}': its agent must serve this job, but {told['refused']}."
 
     taken = TakenUp(outline)
     with ThreadPoolExecutor(len(agents)) as pool:
@@ -80,7 +81,10 @@ def take_over(folder: JobFolder, outline: Outline) -> TakenUp:
                 taken.found[agent] = told
     hang_up_on([agent for agent in agents if agent not in taken.found])
     if not taken.found:
-        folder.close()
+        if len(gone) == len(agents):  # it has ended, and is offered no longer
+            folder.remove()
+        else:
+            folder.close()
         raise LaunchError(
             f"--resume {folder.name}: some agent of the job must be left, but none is. It has ended; start it anew.\n"
             + "\n".join(taken.lost.values())

@@ -135,6 +135,7 @@ def test_without_another_launcher_all_end_after_the_grace(job: Job) -> None:
     assert late.end() == 125
     assert f"--resume {name}: some agent of the job must be left, but none is." in late.text()
     assert "host 'localhost': its agent must serve this job, but there is none any more." in late.text()
+    assert not Path(job.temporary, f"ringtrainrun-{os.getuid()}").exists()  # its record
 
 
 @pytest.mark.long
