@@ -232,6 +232,8 @@ def rows_of(table: "SelfUpdatingTable", ids: tf.Tensor, anchor: keras.Variable) 
         return (rows, tf.ensure_shape(places, ids.shape)), gradient
 
     rows, places = fetch(tf.convert_to_tensor(anchor))
+    if not anchor.trainable:  # a tape goes back to all that was read, also to what nobody asks gradients of
+        rows = tf.stop_gradient(rows)
     return tf.gather(rows, places)
 
 

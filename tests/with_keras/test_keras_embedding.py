@@ -252,6 +252,35 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("stages", [(True, False, True), (False, True)], ids=["then", "first"])
+def test_rows_that_are_frozen_for_a_while_stay_and_forget_that_while(stages):
+    """On TensorFlow the gradients of a frozen layer waited until it was trained again."""
+
+    def trained(layer, make, ranks):
+        model = learner(layer, make())
+        if isinstance(layer, Plain):
+            layer.set_weights([first(np.arange(ROWS))])
+        for stage, learns in enumerate(stages):
+            layer.trainable = learns
+            model.compile(make(), "mse")  # Keras makes the step anew
+            for step in range(2):
+                model.train_on_batch(*batch(2 * stage + step, ranks))
+        return [np.asarray(each) for each in model.layers[-1].get_weights()]
+
+    plain = Plain()
+    expected = trained(plain, lambda: keras.optimizers.SGD(RATE), slice(None))
+
+    def on_rank(rank):
+        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, hvd.layers.SGD(lr=RATE), initializer=first, name="words")
+        dense = trained(layer, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)), rank)
+        return [whole(layer.table), *dense]
+
+    with World(RANKS) as world:
+        for found in world.run(on_rank):
+            for one, other in zip(found, [np.asarray(plain.get_weights()[0]), *expected], strict=True):
+                np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
 def test_what_rows_cannot_share_in_is_refused():
     """Before any row is changed; in fit, and in a loop of one's own."""
 
