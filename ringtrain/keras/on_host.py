@@ -28,6 +28,13 @@ class HostMethods:
         gradients = [keras.ops.convert_to_tensor(arrived[name]) for name in variables]
         self._apply_own(gradients, list(variables.values()))
 
+    def finalize_variable_values(self, var_list: Sequence[Variable]) -> None:
+        """Keras' own at the end of a ``fit``, which puts moving averages into the model: they are of the last gradients, too."""
+        inner = getattr(self, "inner_optimizer", self)
+        if getattr(inner, "use_ema", False):
+            self.flush()
+        super().finalize_variable_values(var_list)  # type: ignore[misc]
+
     def delayed_state(self) -> dict[str, np.ndarray]:
         """With ``OneStepLate``: the gradients that the next update applies, by name, the same on all ranks; Keras' files lack them."""
         return {} if self._host is None else self._host.delayed_state()

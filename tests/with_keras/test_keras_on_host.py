@@ -108,6 +108,29 @@ def test_sums_over_passes_and_a_world_of_one():
     assert np.array_equal(plain, by_hand(1, flushes=False))
 
 
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_moving_averages_at_the_end_of_a_fit_are_of_the_last_gradients_too(scaled):
+    """Keras puts them into the model before callbacks hear of the end: what came late was applied to them."""
+    averages = {"use_ema": True, "ema_momentum": 0.75}
+
+    def on_rank(rank):
+        late, seen = Late(), []
+        optimizer = keras.optimizers.SGD(RATE, MOMENTUM, **averages)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0)
+        late.optimizer = hvd.DistributedOptimizer(optimizer, **in_mode({"late": True}))
+        late.train(rank)
+        late.optimizer.finalize_variable_values([late.weights])
+        inner = getattr(late.optimizer, "inner_optimizer", late.optimizer)
+        seen.append(np.array(inner._model_variables_moving_average[0].numpy()))
+        late.optimizer.flush()  # nothing is left
+        return np.array(late.weights.numpy()), *seen, int(late.optimizer.iterations.numpy())
+
+    with World(2, "1+1", stall_abort_seconds=60) as world:
+        for model, average, steps in world.run(on_rank):
+            assert steps == STEPS and np.array_equal(model, average) and not np.array_equal(model, start())
+
+
 def test_an_overflow_is_dropped_where_it_arrives():
     """By all ranks, one step later; gradients of steps with other scales are not mixed up."""
 
