@@ -39,6 +39,11 @@ class _Staged(Shared):
         self.variable = variable
         self.array = np.empty(0)
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is no longer trained; TensorFlow's own variables do not say so."""
+        return self.role is Role.PARAMETER and not self.variable.trainable
+
     def stage(self, values: np.ndarray) -> None:
         """Takes the values that the variable has now."""
         self.array = np.asarray(values)
@@ -128,6 +133,7 @@ class AveragedVariables:
         """
         self._require_worker()
         samples, self._samples = self._samples, None
+        self._release()
         given = self._given()
 
         def begin(used: np.ndarray, samples: np.ndarray) -> list[np.ndarray]:
@@ -151,12 +157,18 @@ class AveragedVariables:
         require_local(self._require_worker())
         self._run(self._take_and(self._require_worker().join))
 
+    def _release(self) -> None:
+        """Variables that were frozen are averaged for the last time with what they had changed; the outer optimizer leaves them."""
+        self._require_worker().release(lambda: {each for each in self._known.values() if each.is_frozen})
+
     def _given(self) -> list[_Staged]:
         """What the step that runs can average. Statistics that it is not given wait for ``synchronize``, as with fragments."""
-        return [each for each in self._known.values() if backend.is_given(each.variable)]
+        changed = [each for each in self._known.values() if not each.is_frozen or self._require_worker().keeps(each)]
+        return [each for each in changed if backend.is_given(each.variable)]
 
     def _run(self, function: "_OfValues", writes: bool = True) -> None:
         """Runs a function of variables and their values on the host, and gives them what it returns."""
+        self._release()
         staged, known = self._given(), len(self._known)
         variables = [each.variable for each in staged]
         kinds = [(tuple(each.shape), keras.backend.standardize_dtype(each.dtype)) for each in variables if writes]
@@ -181,6 +193,7 @@ class AveragedVariables:
         worker = self._require_worker()
         if samples >= 0:
             self._period.count_samples(int(samples))
+        self._release()
         begins = not self._period.warms_up and worker.must_begin(given)
         ends = worker.note_step(bool(used))
         return [np.array(begins * _BEGINS + ends * _ENDS, np.int32)]

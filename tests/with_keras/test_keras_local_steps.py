@@ -232,6 +232,34 @@ def test_fit_averages_what_keras_puts_into_the_model_at_its_end():
     np.testing.assert_allclose(one, exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("eagerly", [pytest.param(True, marks=pytest.mark.long), False])
+def test_the_outer_optimizer_leaves_layers_that_were_frozen_between_two_fits(eagerly):
+    """Its momentum went on moving them."""
+
+    def on_rank(rank):
+        drawn = np.random.default_rng(rank)
+        x = drawn.standard_normal((16, 4)).astype(np.float32)
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        mode = hvd.LocalSteps(every=2, outer=hvd.Outer(0.7, 0.9))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), mode=mode)
+        seen = []
+        for learns in (True, False, False, True):
+            model.layers[0].trainable = learns
+            model.compile(optimizer, "mse", run_eagerly=eagerly)
+            model.fit(x, x.sum(1), batch_size=4, shuffle=False, verbose=0, callbacks=start_callbacks())
+            seen.append([np.array(layer.kernel.numpy()) for layer in model.layers])
+        return seen
+
+    with World(2) as world:
+        seen, others = world.run(on_rank)
+    for ours, theirs in zip(seen, others, strict=True):
+        assert all(map(np.array_equal, ours, theirs))
+    frozen, other = zip(*seen, strict=True)
+    assert np.array_equal(frozen[0], frozen[1]) and np.array_equal(frozen[1], frozen[2])
+    assert not np.array_equal(frozen[2], frozen[3]) and not np.array_equal(other[0], other[1])
+
+
 def test_fit_averages_moving_statistics():
     def with_norm(seed):
         model = keras.Sequential(

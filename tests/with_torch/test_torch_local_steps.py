@@ -276,6 +276,40 @@ def test_a_parameter_that_is_frozen_or_freed_within_a_period():
             assert found == ([-1.5] * 2, [-3.0] * 2, [float(rank)] * 2, [-7.5] * 2)
 
 
+@pytest.mark.parametrize("ends", ["a step", "synchronize"])
+def test_the_outer_optimizer_leaves_what_was_frozen_between_two_periods(ends):
+    """Its momentum went on moving it for a period."""
+
+    def on_rank(rank):
+        frozen, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD([frozen, other], 1.0),
+            [("frozen", frozen), ("other", other)],
+            mode=hvd.LocalSteps(every=2, outer=hvd.Outer(0.5, 0.5)),
+        )
+
+        def period():
+            for _ in range(2 if ends == "a step" else 1):
+                optimizer.zero_grad()
+                sum((rank + 1) * each.sum() for each in (frozen, other) if each.requires_grad).backward()
+                optimizer.step()
+            if ends != "a step":
+                optimizer.synchronize()
+
+        period()
+        frozen.requires_grad = False
+        frozen.grad = None
+        at_first = frozen.tolist(), other.tolist()
+        period()
+        period()
+        return at_first, (frozen.tolist(), other.tolist())
+
+    with World(2) as world:
+        (before, after), others = world.run(on_rank)
+        assert (before, after) == others
+        assert before[0] == after[0] != [0.0, 0.0] and before[1] != after[1]
+
+
 def test_new_parameter_groups_join_in():
     def on_rank(rank):
         one, other = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))

@@ -9,7 +9,7 @@ All parameters are averaged at once, or in ``fragments``: then each part has its
 travel for some steps. Meetings are waited for in any case, so that all ranks know what a change weighs when it is sent.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -130,6 +130,10 @@ class Worker:
         """Takes the values of tensors into the common copy, where that has not got them yet."""
         self._common.adopt(tensors)
 
+    def keeps(self, tensor: Shared) -> bool:
+        """Whether the common copy has a tensor."""
+        return tensor.name in self._common.copies
+
     def must_begin(self, count: int) -> bool:
         """Whether ``before_step`` must be called with the tensors, of which there are so many, before the next step."""
         self._session.follow()
@@ -180,10 +184,16 @@ class Worker:
         while not self._synchronise(AveragingStage.JOIN).is_last:
             pass
 
-    def release(self, is_trained: Callable[[Shared], bool]) -> None:
-        """Right after a synchronisation of all: lets go of the common copies of tensors that are no longer trained."""
-        if not self.period.steps:  # else what was averaged is a fragment
-            self._common.keep(is_trained)
+    def release(self, frozen: Callable[[], Container[Shared]]) -> None:
+        """Between two periods: lets go of the common copies of tensors that are no longer trained, and of their momentum.
+
+        Args:
+            frozen: finds them.
+        """
+        if self.period.steps or self._changes.flights:  # what they have changed is still to be averaged
+            return
+        no_longer = frozen()
+        self._common.keep(lambda shared: shared not in no_longer)
 
     # ---- checkpoints ----
 

@@ -145,6 +145,7 @@ class LocalStepsMode(AroundSteps):
             optimizer, trained, vars(optimizer).get("_step_supports_amp_scaling", False)
         )
         if not self._warms_up:
+            self._release()
             self._worker.before_step(self._shared(optimizer))
         return changed
 
@@ -169,6 +170,7 @@ class LocalStepsMode(AroundSteps):
     def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages now; in exact steps all ranks are equal anyway."""
         if not self._warms_up:
+            self._release()
             self._worker.before_step(self._shared(optimizer))
             self._worker.synchronize()
             self._release()
@@ -176,6 +178,7 @@ class LocalStepsMode(AroundSteps):
     def join(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages with the others until all ranks have called this."""
         require_local(self._worker)
+        self._release()
         self._worker.before_step(self._shared(optimizer))
         self._worker.join()
         self._release()
@@ -192,9 +195,10 @@ class LocalStepsMode(AroundSteps):
         yield from self._buffers
 
     def _release(self) -> None:
-        """A parameter that was frozen since has been averaged for the last time."""
-        frozen = {shared for parameter, shared in self._parameters.items() if not parameter.requires_grad}
-        self._worker.release(lambda shared: shared not in frozen)
+        """A parameter that was frozen is averaged for the last time with what it had changed; the outer optimizer leaves it."""
+        self._worker.release(
+            lambda: {shared for parameter, shared in self._parameters.items() if not parameter.requires_grad}
+        )
 
     def _enter_phase(self, optimizer: torch.optim.Optimizer) -> None:
         """After the last exact step of the beginning, and after a checkpoint from the other side of it: changes the exact mode."""
