@@ -77,6 +77,11 @@ class Accumulation:
         """Whether passes were added up that have not left yet."""
         return self._count is not None and int(self._count.numpy()) > 0
 
+    def begin_function(self) -> None:
+        """Before a graph is made anew: between two updates it is that graph's alone which variables have a gradient."""
+        if not self.is_begun():
+            self._traced.clear()
+
     def forget(self) -> None:
         """Drops a sum that is begun: another world's ranks have begun none."""
         if self._count is not None:

@@ -2,8 +2,8 @@
 
 The modules have the same functions: ``dense``, ``divided_by_size``, ``reduce``, ``completed``, ``like``, ``here``, ``maxima``,
 ``keeps_residuals``, ``settle_residuals``, ``watch``, ``watched``, ``dataset``, ``wire_of``, ``on_host``, ``scopes``,
-``unconverted``, ``is_compiled``, ``is_traced``, ``cond``, ``apply`` and ``is_given`` for gradients and the step around them,
-``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the
+``unconverted``, ``is_compiled``, ``is_traced``, ``cond``, ``apply``, ``begin_anew`` and ``is_given`` for gradients and the
+step around them, ``operations_for``, ``tensor`` and ``own_name`` for values; ``rows_of`` for tables; and ``hvd``, the
 adapter below, and ``Compression``. ``columns`` are those of ``_training.needs`` that hold for the framework;
 ``compiles_operations`` says whether XLA can have operations between ranks, and ``carries_variables`` whether a step changes those
 of the optimizer alone; ``rows_come_late`` whether gradients travel even while another rank's row is missing.

@@ -103,12 +103,16 @@ def arranged(
         "places": [place_of(each) for each in callbacks],
         "too_early": decides_too_early(callbacks),
         "trained": trained_by(model),
+        "begins": model.train_function is None,
     }
     members = members_of(process_set)
     everyone = dict(zip(members, allgather_object(own, "fit.callbacks", process_set), strict=True))
     for rank, theirs in everyone.items():
         refuse_too_early(theirs["too_early"], rank)
     _refuse_unequal_trained({rank: theirs["trained"] for rank, theirs in everyone.items()}, model)
+    reduction = reduction_within(getattr(model, "optimizer", None))
+    if reduction is not None and all(theirs["begins"] for theirs in everyone.values()):
+        reduction.begin_function()
     rank = current().rank
     before = {place for lower in members[: members.index(rank)] for place in everyone[lower]["places"]} - {None}
     kept = [_that_reads(each, callback_class) if place_of(each) in before else each for each in callbacks]

@@ -137,6 +137,10 @@ def apply(
         variable.assign(value)
 
 
+def begin_anew(prefix: str) -> None:
+    """All ranks make new steps: nothing is remembered of those before."""
+
+
 def is_given(variable: keras.Variable) -> bool:
     """Whether a variable has its value in the step that runs: a program, and Keras' step, have no others."""
     scope = get_stateless_scope()

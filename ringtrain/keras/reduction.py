@@ -43,6 +43,7 @@ class KerasReducer:
         accumulation: of the gradients of several passes.
         local_steps: of a worker that averages now and then; None where each step is exact, and in a world of one
             without an outer optimizer.
+        functions: how often all ranks have made the function of their steps anew.
     """
 
     def __init__(self, settings: Settings, name: str | None):
@@ -59,6 +60,7 @@ class KerasReducer:
         self.names = GradientNames(lambda: id_of(settings.process_set), name)
         self.kinds = VariableKinds(settings.local_layers)
         self.watching = StepWatch(settings, self.names, self.kinds)
+        self.functions = 0
         self._surrounded = False  # whether a LossScaleOptimizer was put around the distributed optimizer
         self._skips = False  # whether a LossScaleOptimizer leaves out gradients that are not finite
 
@@ -95,6 +97,12 @@ class KerasReducer:
         if change is NewWorld.ANEW:
             self.accumulation.forget()
 
+    def begin_function(self) -> None:
+        """All ranks make a new function of their steps, which may train other variables than the one before."""
+        self.functions += 1
+        self.accumulation.begin_function()
+        backend.begin_anew(f"{self.prefix}.")
+
     def note_surrounded(self, surrounded: bool) -> None:
         """A LossScaleOptimizer was put around the distributed optimizer, or taken away."""
         self._surrounded = surrounded
@@ -127,12 +135,12 @@ class KerasReducer:
             return self._collected(gradients, variables)
         self._skips = scale is not None  # a graph is traced for one kind of optimizer
         if scale is not None:  # each step has its own
-            gradients = _each(
+            gradients = mapped(
                 gradients, lambda gradient: backend.dense(gradient) / keras.ops.cast(scale, gradient.dtype)
             )
         full, gradients = self._collected(gradients, variables)
         if scale is not None:
-            gradients = _each(gradients, lambda gradient: gradient * keras.ops.cast(scale, gradient.dtype))
+            gradients = mapped(gradients, lambda gradient: gradient * keras.ops.cast(scale, gradient.dtype))
         host = self.host
         # In a graph behind the exchange, which says it: with something that came of that, as calls of the host have no order.
         behind = [keras.ops.reshape(each, (-1,))[:1] for each in gradients if each is not None][:1]
@@ -218,7 +226,7 @@ class KerasReducer:
     ) -> list[Gradient | None]:
         """The gradients in their places, of sparse ones each index once; None leaves them to this rank."""
         if how is None:
-            return _each(gradients, backend.each_index_once)
+            return mapped(gradients, backend.each_index_once)
         results = list(gradients)
         for variable in variables:
             self.names.of(variable)  # each has its place, also one without a gradient on this rank
@@ -333,7 +341,7 @@ class KerasReducer:
     def _keep(
         self, gradients: list[Gradient | None], variables: list[Variable], how: Settings
     ) -> list[Gradient | None]:
-        own = _each(gradients, backend.each_index_once)
+        own = mapped(gradients, backend.each_index_once)
         if not self.settings.scale_local_gradients:
             return own
         return [backend.divided_by_size(gradient, self.settings.process_set) for gradient in own]
@@ -346,7 +354,8 @@ _KINDS = {
 }
 
 
-def _each(gradients: Gradients, change: Callable[[Any], Gradient]) -> list[Gradient | None]:
+def mapped(gradients: Gradients, change: Callable[[Any], Gradient]) -> list[Gradient | None]:
+    """What a function makes of each gradient that is there."""
     return [None if gradient is None else change(gradient) for gradient in gradients]
 
 

@@ -32,7 +32,7 @@ from ringtrain.torch.drift import on_host as on_host_exactly
 columns: list[str] = []
 compiles_operations = carries_variables = False
 rows_come_late = True
-cond, Compression = keras.ops.cond, hvd.Compression
+Compression = hvd.Compression
 
 
 class _Eager:
@@ -89,6 +89,15 @@ def apply(
 ) -> None:
     """The update of the user's class, whose methods ``plain`` has."""
     plain.apply(gradients, variables)
+
+
+def cond(condition: Flag, true: Callable[[], Any], false: Callable[[], Any]) -> Any:
+    """What one of two functions returns; their errors keep their words, which ``keras.ops.cond`` puts its own around."""
+    return true() if condition else false()
+
+
+def begin_anew(prefix: str) -> None:
+    """All ranks make new steps: nothing is remembered of those before."""
 
 
 def is_given(variable: keras.Variable) -> bool:

@@ -17,8 +17,10 @@ from ringtrain._training.session import Session
 from ringtrain._training.watch import Watch
 from ringtrain.elastic.followed import followed
 from ringtrain.keras.stepping import CALLED
+from ringtrain.keras.types import Flag
 from ringtrain.tensorflow.gradients import GradientReduction
 from ringtrain.tensorflow.graph_world import divided_by_size as divided_by_size
+from ringtrain.tensorflow.presence import begin_anew as begin_anew
 from ringtrain.tensorflow.presence import complete, settle
 from ringtrain.tensorflow.sparse import sum_duplicates
 from ringtrain.tensorflow.surviving import reduced
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 columns: list[str] = []
 compiles_operations = carries_variables = False
 rows_come_late = True
-cond, Compression = keras.ops.cond, hvd.Compression
+Compression = hvd.Compression
 
 
 class _Eager:
@@ -99,6 +101,13 @@ def apply(
 ) -> None:
     """The update of the user's class, whose methods ``plain`` has."""
     plain.apply(gradients, variables)
+
+
+def cond(condition: Flag, true: Callable[[], Any], false: Callable[[], Any]) -> Any:
+    """What one of two functions returns; their errors keep their words, which ``keras.ops.cond`` puts its own around."""
+    if tf.executing_eagerly() or isinstance(condition, bool):
+        return true() if condition else false()
+    return tf.cond(condition, true, false)
 
 
 def is_given(variable: Variable) -> bool:

@@ -4,8 +4,8 @@
 when it is traced, and a rank may trace again alone, for a batch of another size: the ranks agree when they trace the
 gradients of these variables for the first time, and remember the answer. A later graph of a rank then sends zeros for
 what it lacks and others may have; where it has what nobody had, its first operation finds out whether all ranks do, and
-fails on all of them if not. In an elastic job graphs outlive worlds of any size, and a rank that joins traces alone: when a
-world begins, the ranks ``share`` what they remember.
+fails on all of them if not. Where all ranks are known to trace anew, they ``begin_anew``. In an elastic job graphs outlive
+worlds of any size, and a rank that joins traces alone: when a world begins, the ranks ``share`` what they remember.
 """
 
 import weakref
@@ -76,6 +76,11 @@ class _Agreements:
         entries.append(([weakref.ref(each) if naming.is_variable(each) else None for each in variables], agreement))
         return agreement
 
+    def forget(self, prefix: str) -> None:
+        """What was agreed on under names that begin so is agreed on anew."""
+        self._entries = {key: kept for key, kept in self._entries.items() if not key[1].startswith(prefix)}
+        self._told = {key: answer for key, answer in self._told.items() if not key[1].startswith(prefix)}
+
     def known(self) -> tuple[dict[tuple, int], dict[tuple, bytes]]:
         """What this rank has to tell: how often ranks have agreed under a name, and the latest answers."""
         living = {key: [entry for entry in entries if _alive(entry[0])] for key, entries in self._entries.items()}
@@ -103,6 +108,11 @@ def share() -> None:
     """At the beginning of an elastic job's world, on all ranks: each learns what graphs of the others were traced with."""
     memory = _memory()
     memory.learn(allgather_object(memory.known(), "ringtrain.elastic.gradients"))
+
+
+def begin_anew(prefix: str) -> None:
+    """Before all ranks trace new functions: which of the gradients there are whose names begin so is agreed on again."""
+    _memory().forget(prefix)
 
 
 def complete(

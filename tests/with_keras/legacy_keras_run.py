@@ -363,6 +363,37 @@ def stops_within_an_epoch(rank, behind, make):
     return model.get_weights(), int(model.optimizer.iterations)
 
 
+def freezes(rank, make, passes):
+    """How far the first layer's kernel moves: trained, and frozen for two fits with the same optimizer."""
+    model = model_of(rank)
+    optimizer = hvd.DistributedOptimizer(make(), backward_passes_per_step=passes)
+    x, y = X[rows_of(rank)], Y[rows_of(rank)]
+    moved = []
+    for learns in (True, False, False):
+        model.layers[0].trainable = learns
+        model.compile(optimizer, "mse")
+        before = model.layers[0].get_weights()[0]
+        start = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if learns else []
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=start)
+        moved.append(float(np.abs(model.layers[0].get_weights()[0] - before).max()))
+    return moved
+
+
+def scale_grows(rank, make, eager):
+    """A weight after each pass of a loss whose gradient is 1, while the loss scale doubles within each update."""
+    model = tf_keras.Sequential(
+        [tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))]
+    )
+    scaling = tf_keras.mixed_precision.LossScaleOptimizer(make(1.0), initial_scale=256.0, dynamic_growth_steps=1)
+    optimizer = hvd.DistributedOptimizer(scaling, backward_passes_per_step=2, average_aggregated_gradients=True)
+    model.compile(optimizer, lambda wanted, found: tf.reduce_mean(found - wanted, -1), run_eagerly=eager)
+    seen = []
+    for _ in range(6):
+        model.train_on_batch(np.ones((4, 1), np.float32), np.zeros((4, 1), np.float32))
+        seen.append(model.get_weights()[0].item())
+    return seen, float(optimizer.loss_scale)
+
+
 def same(ranks):
     for others in ranks[1:]:
         for mine, theirs in zip(ranks[0], others, strict=True):
@@ -454,6 +485,19 @@ def check_stops(world):
             assert set(steps) == {taken}, (behind, steps)
 
 
+def check_frozen_layers(world, make):
+    """They stay, as with plain tf_keras; momentum went on moving what had gradients in the fit before."""
+    for passes in (1, 2):
+        for moved in world.run(freezes, make, passes):
+            assert moved[0] > 0 and moved[1:] == [0, 0], moved
+
+
+def check_growing_scales(world, make):
+    for eager in (False, True):
+        for seen, scale in world.run(scale_grows, make, eager):
+            assert seen == [0, -1, -1, -2, -2, -3] and scale == 2.0**14, (seen, scale)
+
+
 def check_what_is_no_optimizer(world):
     try:
         hvd.DistributedOptimizer("sgd")
@@ -476,8 +520,14 @@ PARTS = {
         check_missing_gradients,
         check_computed_gradients,
         check_schedules,
+        lambda world: check_frozen_layers(world, lambda: current.SGD(0.05, momentum=0.9)),
+        lambda world: check_growing_scales(world, current.SGD),
     ],
-    "older steps": [lambda world: check_steps(world, older.SGD)],
+    "older steps": [
+        lambda world: check_steps(world, older.SGD),
+        lambda world: check_frozen_layers(world, lambda: older.Adam(0.05)),
+        lambda world: check_growing_scales(world, older.SGD),
+    ],
     "files": [check_files, check_stops, check_what_is_no_optimizer, lambda _: keras_drift.check(tf_keras, hvd)],
 }
 if __name__ == "__main__":

@@ -223,6 +223,42 @@ def test_an_id_that_comes_twice_in_a_gradient_that_stays_on_its_rank(two):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("passes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_layer_that_no_rank_uses_any_more_stays(two, passes):
+    """In a fit whose graph is made anew; momentum went on moving what had gradients in the one before."""
+
+    class Detour(keras.Model):
+        goes_there = True
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(4), keras.layers.Dense(1)
+
+        def build(self, shape):
+            for layer in (self.first, self.last):
+                layer.build((None, 4))
+            self.built = True
+
+        def call(self, x):
+            return self.last(self.first(x) if self.goes_there else x)
+
+    def on_rank(rank):
+        x = np.random.default_rng(rank).standard_normal((16, 4)).astype(np.float32)
+        model, moved = Detour(), []
+        model.build((None, 4))
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), backward_passes_per_step=passes)
+        for model.goes_there in (True, False, False):
+            model.compile(optimizer, "mse")
+            before = model.first.get_weights()[0]
+            model.fit(x, x.sum(1), batch_size=4, shuffle=False, verbose=0, callbacks=runs.start_callbacks())
+            moved.append(float(np.abs(model.first.get_weights()[0] - before).max()))
+        return moved
+
+    for moved in two.run(on_rank):
+        assert moved[0] > 0 and moved[1:] == [0, 0], moved
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_gradients_that_no_rank_has_stay_none(two):
     def body(rank):
         weights = variables([1.0], [1.0])

@@ -6,14 +6,16 @@ LossScaleOptimizer is around the optimizer; its older optimizers, those of ``opt
 by ``ringtrain.keras.reduction`` as for Keras 3.
 """
 
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.mixed_precision.loss_scale_optimizer import LossScaleOptimizer, LossScaleOptimizerV3
 
 from ringtrain._runtime.arguments import check_among
 from ringtrain.errors import UnsupportedError
@@ -25,11 +27,11 @@ from ringtrain.keras.fitting import look_at_fits
 from ringtrain.keras.loading import load_wrapped
 from ringtrain.keras.on_host import HostMethods
 from ringtrain.keras.optimizer import communicates_on, distribute, take_over
-from ringtrain.keras.reduction import KerasReducer, when
+from ringtrain.keras.reduction import KerasReducer, mapped, when
 from ringtrain.keras.types import Compression, Flag, Tensor
 from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
 from ringtrain.tensorflow import functions
-from ringtrain.tensorflow.keras_backend import scopes, unconverted
+from ringtrain.tensorflow.keras_backend import dense, scopes, unconverted
 from ringtrain.tensorflow.types import Gradient
 
 if TYPE_CHECKING:  # the user's class comes behind it
@@ -71,23 +73,41 @@ class _Step:
 
     Attributes:
         variables: those that it has been asked about, in the order of the first time.
+        scale: that a LossScaleOptimizer has multiplied the gradients by that are being computed; None for others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: KerasReducer) -> None:
         self.variables: list[tf.Variable] = []
+        self.scale: tf.Tensor | None = None
+        self._reduction = reduction
+        self._function = reduction.functions  # for which those are known that were asked about
+        self._asked: list[tf.Variable] = []
         self._full: weakref.WeakKeyDictionary[object, Flag] = weakref.WeakKeyDictionary()
         self._computed: weakref.WeakSet[object] = weakref.WeakSet()  # scopes
 
     def know(self, variables: Iterable[tf.Variable]) -> None:
         """Adds variables; those whose gradients are left out later, being None, are missed then."""
-        known = {id(variable) for variable in self.variables}
-        self.variables.extend(variable for variable in variables if id(variable) not in known)
+        if self._function != self._reduction.functions:  # which may train others
+            self._function, self._asked = self._reduction.functions, []
+        variables = list(variables)
+        for known in (self.variables, self._asked):
+            places = {id(variable) for variable in known}
+            known.extend(variable for variable in variables if id(variable) not in places)
 
-    def gradients_of(self, pairs: _Pairs) -> list[Gradient]:
-        """Gradients for all ``variables``, None for those that a LossScaleOptimizer has left out, being None."""
+    def gradients_of(self, pairs: _Pairs) -> tuple[list[Gradient], list[tf.Variable]]:
+        """Gradients, None for those that a LossScaleOptimizer has left out, being None; and what they belong to."""
         self.know(variable for _, variable in pairs)
         given = {id(variable): gradient for gradient, variable in pairs}
-        return [given.get(id(variable)) for variable in self.variables]
+        return [given.get(id(variable)) for variable in self._asked], list(self._asked)
+
+    @contextmanager
+    def scaled_by(self, scale: tf.Tensor) -> Iterator[None]:
+        """A block in which gradients are computed of a loss that was multiplied by this."""
+        self.scale = scale
+        try:
+            yield
+        finally:
+            self.scale = None
 
     def note(self, full: Flag) -> None:
         """Remembers whether the gradients that were reduced last complete an update, for the apply that uses them.
@@ -230,17 +250,21 @@ class _Methods(AveragingMethods, HostMethods, _Optimizer):
         if not tf.compat.v1.executing_eagerly_outside_functions():
             demand = f"apply '{reduction.prefix}': backward_passes_per_step must be 1 in a graph of TensorFlow 1"
             check_among(demand, reduction.accumulation.passes, [1], "Leave eager execution on", UnsupportedError)
-        gradients = self._step.gradients_of(pairs)  # of all ranks in one order, whatever this one lacks
-        variables = list(self._step.variables)
+        # Of all ranks in one order, whatever this one lacks.
+        gradients, variables = self._step.gradients_of(pairs)
         with tf.init_scope():
             reduction.accumulation.build(variables)
         if getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             gradients = reduction.with_overflows(gradients, variables)
+        scale = None if reduction.accumulation.passes == 1 else self._step.scale
+        if scale is not None:  # passes of one update may have several
+            gradients = mapped(gradients, lambda gradient: dense(gradient) / tf.cast(scale, gradient.dtype))
         full, gradients = reduction.collect(gradients, variables)
+        if scale is not None:
+            gradients = mapped(gradients, lambda gradient: gradient * tf.cast(scale, gradient.dtype))
         if full is not True and getattr(self, "_is_wrapped_by_loss_scale_optimizer", False):
             # An overflow must be seen by all ranks at a time: in the sums of a whole update.
-            gradients = [gradient if gradient is None else tf.where(full, gradient, tf.zeros_like(gradient))
-                         for gradient in gradients]  # fmt: skip
+            gradients = mapped(gradients, lambda gradient: tf.where(full, gradient, tf.zeros_like(gradient)))
         return full, _in_order_of(pairs, gradients, variables)
 
 
@@ -377,11 +401,27 @@ def _make_distributed(optimizer: tf_keras.optimizers.Optimizer, reduction: Keras
     methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _CurrentMethods
     plain = user_class(inner, _Methods)
     inner.__class__ = likened(methods, plain, tf_keras, _settings=reduction.settings)
-    inner._gradient_reduction, inner._step = reduction, _Step()
+    inner._gradient_reduction, inner._step = reduction, _Step(reduction)
     if inner is not optimizer and not isinstance(optimizer, _Scaling):
         optimizer.__class__ = likened(_Scaling, type(optimizer), tf_keras)
 
 
+def _tell_scales(scaling_class: type, method: str) -> None:
+    """Has a class of LossScaleOptimizers say what it multiplies the loss by, to the optimizer within that adds gradients up."""
+    original = getattr(scaling_class, method)
+
+    @unconverted
+    @functools.wraps(original)
+    def compute(self: Any, *arguments: object, **named: object) -> _Pairs:
+        step = getattr(self.inner_optimizer, "_step", None)
+        with step.scaled_by(self.loss_scale) if isinstance(step, _Step) else nullcontext():
+            return original(self, *arguments, **named)
+
+    setattr(scaling_class, method, compute)
+
+
+_tell_scales(LossScaleOptimizerV3, "compute_gradients")
+_tell_scales(LossScaleOptimizer, "_compute_gradients")  # of `optimizers.legacy`
 take_over((tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer), _make_distributed)
 look_at_models(tf_keras.Model, communicates_on)
 look_at_fits(tf_keras.Model, tf_keras.callbacks.Callback)
