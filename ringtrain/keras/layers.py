@@ -4,6 +4,7 @@ Their rows have an optimizer of their own, which changes them in the step of the
 they share in what that one does to all gradients.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -15,15 +16,19 @@ from ringtrain._runtime.operations import Average
 from ringtrain._runtime.process_sets import ProcessSet, global_process_set
 from ringtrain._training.needs import check_needs
 from ringtrain.embedding.initial import Initializer
-from ringtrain.embedding.row_rules import SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam
+from ringtrain.embedding.row_rules import BY_NAME, SGD, Adagrad, RowOptimizer, RowWiseAdagrad, SparseAdam, checked
 from ringtrain.embedding.table import SelfUpdatingTable
+from ringtrain.errors import UnsupportedError
 from ringtrain.keras.backends import backend
 from ringtrain.keras.rows import check
 from ringtrain.keras.types import Tensor
 
 __all__ = ["SGD", "Adagrad", "RowWiseAdagrad", "ShardedEmbedding", "SparseAdam"]
 
+_RULES = {kind.__name__: kind for kind in BY_NAME.values()}  # as files have them
 
+
+@keras.saving.register_keras_serializable("ringtrain")
 class ShardedEmbedding(keras.layers.Layer):
     """``keras.layers.Embedding`` for tables too large for a rank: the rows are dealt over the ranks of a process set.
 
@@ -95,6 +100,37 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: keras.KerasTensor, *_: object, **__: object) -> keras.KerasTensor:
         return keras.KerasTensor((*inputs.shape, self.output_dim), self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes the layer again, which Keras' files of models have; the rows are not in it.
+
+        Raises:
+            UnsupportedError: a process set, which files do not have.
+        """
+        given = dict(self._given)
+        if given.pop("process_set") is not global_process_set:
+            raise UnsupportedError(
+                f"ShardedEmbedding '{self.name}': process_set must be that of all ranks where the model is saved, but is another one. "
+                "Save its weights instead."
+            )
+        rule = checked(given["optimizer"])
+        given["optimizer"] = {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}
+        given["path"] = None if given["path"] is None else os.fspath(given["path"])
+        if not isinstance(given["initializer"], str):
+            given["initializer"] = keras.saving.serialize_keras_object(given["initializer"])
+        return {**super().get_config(), "input_dim": self.input_dim, "output_dim": self.output_dim, **given}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
+        """The layer of a ``get_config``, with rows as at first: ``load_table`` gives it those that were saved."""
+        given = dict(config)
+        rule, initializer = given["optimizer"], given["initializer"]
+        if isinstance(rule, dict):
+            kind = _RULES.get(rule["class_name"]) or keras.saving.get_registered_object(rule["class_name"])
+            given["optimizer"] = kind(**rule["config"])
+        if isinstance(initializer, dict):
+            given["initializer"] = keras.saving.deserialize_keras_object(initializer)
+        return cls(**given)
 
     def save_table(self, folder: str | os.PathLike) -> None:
         """Writes the rows, and what their optimizer keeps, under the layer's name; no rank gathers them. Collective."""

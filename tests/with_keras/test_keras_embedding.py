@@ -11,6 +11,7 @@ import ringtrain as rt
 import ringtrain.keras as hvd
 from ringtrain.embedding import storage
 from ringtrain.embedding.table import SelfUpdatingTable
+from ringtrain.errors import UnsupportedError
 from ringtrain.testing import World
 
 ROWS, WIDTH, RANKS = 13, 4, 2
@@ -250,6 +251,43 @@ REFUSED = {
     ),
     "to clip in another way": (lambda: hvd.DistributedOptimizer(Loop(0.5)), "not clip gradients in a way of its own"),
 }  # fmt: skip
+
+
+def test_a_model_is_saved_without_its_rows_which_have_files_of_their_own(tmp_path):
+    """By one rank, as any model; all ranks load both."""
+
+    def on_rank(rank):
+        rule = hvd.layers.SGD(lr=0.25, momentum=0.5)
+        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, rule, scale=0.5, dealing="blocks", name="words")
+        model = learner(layer, hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+        model.train_on_batch(*batch(0, rank))
+        if rank == 0:
+            model.save(tmp_path / "model.keras")
+        layer.save_table(tmp_path)
+        loaded = hvd.load_model(tmp_path / "model.keras")
+        again = loaded.get_layer("words")
+        assert again._given == layer._given
+        again.load_table(tmp_path)
+        for step in (1, 2):
+            for each in (model, loaded):
+                each.train_on_batch(*batch(step, rank))
+        assert keras.models.clone_model(model).get_layer("words").output_dim == WIDTH
+        return whole(layer.table), whole(again.table)
+
+    with World(RANKS) as world:
+        for one, other in world.run(on_rank):
+            assert np.array_equal(one, other)
+
+
+def test_a_layer_of_some_ranks_has_no_place_in_a_file():
+    def on_rank(rank):
+        few = rt.add_process_set([0, 1])
+        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, process_set=few, name="words")
+        with pytest.raises(UnsupportedError, match="ShardedEmbedding 'words': process_set must be that of all ranks"):
+            layer.get_config()
+
+    with World(RANKS) as world:
+        world.run(on_rank)
 
 
 @pytest.mark.parametrize("stages", [(True, False, True), (False, True)], ids=["then", "first"])
