@@ -71,7 +71,11 @@ def DistributedGradientTransformation(
     mode = checked_mode(mode, "DistributedGradientTransformation")
     check_needs(mode.columns, {"jax": True}, "DistributedGradientTransformation")
     check_passes(backward_passes_per_step, "DistributedGradientTransformation")
-    watching = Watching(name, process_set) if mode.compares else None
+    given = {
+        "backward_passes_per_step": float(backward_passes_per_step),
+        "average_aggregated_gradients": float(average_aggregated_gradients),
+    }
+    watching = Watching(name, process_set, given if backward_passes_per_step > 1 else {}) if mode.compares else None
     use = Use(name, process_set, compression)
 
     def init(params: object) -> object:

@@ -44,10 +44,12 @@ class Watching:
     Args:
         name: of the gradients.
         process_set: the ranks that step alike.
+        given: further settings, by name.
     """
 
-    def __init__(self, name: str, process_set: ProcessSet):
+    def __init__(self, name: str, process_set: ProcessSet, given: Mapping[str, float]):
         self._name, self._process_set = name, process_set
+        self._given = given
         self._watches: dict[int, Watch] = {}  # by slot
         self._has_warned = False
 
@@ -68,7 +70,7 @@ class Watching:
         if parameters is None:
             self._warn()
         watch = self._watch()
-        settings = _hyperparameters(state)
+        settings = {**_hyperparameters(state), **self._given}
         compared = _named(state, only_floats=True) if parameters is None else _named(parameters)
         if not names.tracing() and not any(map(_is_traced, [*settings.values(), *compared.values()])):
             row = watch.begin(_as_settings(settings, settings.values()))

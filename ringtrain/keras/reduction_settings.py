@@ -72,4 +72,11 @@ class Settings:
         """What ranks compare before ``fit``."""
         powersgd = None if self.powersgd is None else repr(self.powersgd)
         wire = None if self.powersgd is not None else backend.wire_of(self.compression)
-        return {"mode": self.mode.name, **self.mode.terms(), "powersgd": powersgd, "compression": wire}
+        return {"mode": self.mode.name, **self.mode.terms(), "powersgd": powersgd, "compression": wire, **self.passes()}
+
+    def passes(self) -> dict[str, bool | int]:
+        """What becomes of the gradients of several passes, which ranks compare in steps too."""
+        return {
+            "backward_passes_per_step": self.backward_passes_per_step,
+            "average_aggregated_gradients": self.average_aggregated_gradients and self.backward_passes_per_step > 1,
+        }

@@ -21,10 +21,12 @@ class Stepping:
 
     Args:
         optimizer: the user's, or a ``LossScaleOptimizer`` around it.
+        passes: numbers that say what becomes of the gradients of several passes.
     """
 
-    def __init__(self, optimizer: Optimizer):
+    def __init__(self, optimizer: Optimizer, passes: Settings):
         stepping = getattr(optimizer, "inner_optimizer", None) or optimizer
+        self._passes = passes
         self._refer: Callable[[], Any] = weakref.ref(stepping)
         try:
             configured = stepping.get_config()
@@ -40,7 +42,8 @@ class Stepping:
         """All numbers but the learning rate, as they are now."""
         optimizer = self._refer()
         now = {name: _number(getattr(optimizer, name, None)) for name in self._configured}
-        return {name: self._configured[name] if number is None else number for name, number in now.items()}
+        own = {name: self._configured[name] if number is None else number for name, number in now.items()}
+        return {**own, **self._passes}
 
     def rate(self) -> Variable | Tensor | float | None:
         """The learning rate of this step: a number, a variable, or a tensor of the graph; None for an optimizer without one."""

@@ -31,7 +31,7 @@ class StepWatch:
 
     def step_with(self, optimizer: Optimizer) -> None:
         """Says whose gradients these are."""
-        self.stepping = Stepping(optimizer)
+        self.stepping = Stepping(optimizer, self._settings.passes())
 
     @property
     def watch(self) -> Watch | None:

@@ -114,6 +114,20 @@ def test_another_rate_is_told(two, compiled):
     assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
 
 
+@COMPILED
+@pytest.mark.parametrize("setting", ["average_aggregated_gradients", "backward_passes_per_step"])
+def test_other_sums_of_passes_are_told(two, compiled, setting):
+    """Half as long a step on a rank gave all ranks a wrong one."""
+    of_rank_1 = {"average_aggregated_gradients": True, "backward_passes_per_step": 3}
+
+    def body(rank):
+        given = {"backward_passes_per_step": 2} | ({setting: of_rank_1[setting]} if rank else {})
+        trains(rank, compiled, steps=12, **given)
+
+    text = refused(two, body)
+    assert f"{setting} must be the same on all ranks, but is" in text
+
+
 def test_a_rate_that_changes_after_hundreds_of_steps_is_told(two):
     """The program has long ceased to call the host in each step."""
 

@@ -360,6 +360,25 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
         )
 
 
+@pytest.mark.parametrize("in_fit", [True, False], ids=["fit", "loop"])
+@pytest.mark.parametrize("setting", ["average_aggregated_gradients", "backward_passes_per_step"])
+def test_other_sums_of_passes_on_a_rank_are_one_error_on_all(setting, in_fit):
+    of_rank_1 = {"average_aggregated_gradients": True, "backward_passes_per_step": 3}
+
+    def on_rank(rank):
+        given = {"backward_passes_per_step": 2} | ({setting: of_rank_1[setting]} if rank else {})
+        with pytest.raises(MismatchError) as told:
+            if in_fit:
+                fitted(rank, 2, **given)
+            else:
+                train(rank, 2, False, **given)
+        return str(told.value)
+
+    with World(2, stall_abort_seconds=60) as world:
+        first, second = world.run(on_rank)
+    assert first == second and f"{setting} " in first and "must be the same on all ranks, but" in first
+
+
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 def test_ranks_that_step_with_other_settings_are_told_where_they_average(graph):
     words = "learning_rate must be the same on all ranks, but is 0.05 on rank 0 and 0.1 on rank 1"
