@@ -16,7 +16,7 @@ from ringtrain._runtime.objects import allgather_object
 from ringtrain._runtime.process_sets import ProcessSet, is_alone, members_of
 from ringtrain._training.trained import Parameter, are_alike, unequal_trained
 from ringtrain.elastic.followed import followed
-from ringtrain.errors import InvalidArgumentError, MismatchError
+from ringtrain.errors import InvalidArgumentError, MismatchError, UnsupportedError
 from ringtrain.keras.callbacks.metrics import MetricHooks
 from ringtrain.keras.drift import require_equal
 from ringtrain.keras.optimizer import communicates_on, reduction_within
@@ -70,11 +70,12 @@ def look_at_fits(model_class: Any, callback_class: type) -> None:
             assert process_set is not None
             return arranged(callbacks, callback_class, process_set, self)
 
+        bound = parameters.bind(self, *args, **kwargs)
+        given: Any = bound.arguments.get("callbacks")
+        refuse_to_restore_rows(_listed(getattr(given, "callbacks", given)), self)
         goes_together = process_set is not None and not is_alone(process_set) and process_set.included()
         if not isinstance(state, ArrangesCallbacks) and (state is not None or not goes_together):
             return fitted(self, *args, **kwargs)
-        bound = parameters.bind(self, *args, **kwargs)
-        given: Any = bound.arguments.get("callbacks")
         if hasattr(given, "callbacks"):  # a CallbackList, which Keras takes as it is
             given.callbacks = of_this_rank(given.callbacks)
         else:
@@ -144,6 +145,17 @@ def refuse_too_early(kind: str, rank: int) -> None:
         raise InvalidArgumentError(
             f"fit '{kind}': expected MetricAverageCallback before it in callbacks, but found it behind on rank "
             f"{rank}: each rank would decide by its own metrics. Put MetricAverageCallback first."
+        )
+
+
+def refuse_to_restore_rows(callbacks: Sequence[Callback], model: Any) -> None:
+    """Raises UnsupportedError where a callback puts the weights of another epoch beside rows of the last one."""
+    restoring = next((each for each in callbacks if getattr(each, "restore_best_weights", False)), None)
+    table = next((layer for layer in model._flatten_layers() if hasattr(layer, "save_table")), None)
+    if restoring is not None and table is not None:
+        raise UnsupportedError(
+            f"fit '{type(restoring).__name__}': restore_best_weights must be False with the ShardedEmbedding '{table.name}', whose rows "
+            "are no weights of the model and would stay those of the last epoch. Save them with save_table() at the end of an epoch."
         )
 
 

@@ -319,6 +319,20 @@ def test_rows_that_are_frozen_for_a_while_stay_and_forget_that_while(stages):
                 np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+def test_the_best_weights_are_not_restored_beside_rows_of_another_epoch():
+    def on_rank(rank):
+        layer = hvd.layers.ShardedEmbedding(ROWS, WIDTH, name="words")
+        model = learner(layer, hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
+        stopping = keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+        with pytest.raises(
+            UnsupportedError, match="fit 'EarlyStopping': restore_best_weights must be False with .* 'words'"
+        ):
+            model.fit(*batch(0, rank), verbose=0, callbacks=[stopping])
+
+    with World(RANKS) as world:
+        world.run(on_rank)
+
+
 def test_what_rows_cannot_share_in_is_refused():
     """Before any row is changed; in fit, and in a loop of one's own."""
 

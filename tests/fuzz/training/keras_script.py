@@ -259,11 +259,11 @@ ILLEGAL = {
     "16 bits round too much for what divides by gradients": lambda s: (
         s.compression in LOSSY and s.optimizer not in ("sgd", "momentum", "nesterov")
     ),
-    "two optimizers: the second is not in files, not scaled, and not at the end of fit": lambda s: (
+    "two optimizers: the second is not in files and not scaled, and the first may be built with all variables, to average": lambda s: (
         s.step == "two"
         and (
             s.scales
-            or s.moving == "end"
+            or s.moving
             or any(turn.begins in ("reload", "resume") or turn.rate in ("multiplier", "warmup") for turn in s.turns)
         )
     ),
@@ -304,7 +304,7 @@ ILLEGAL = {
             (s.optimizer, s.schedules, s.moving, s.members) != ("sgd", False, "", ())
             or s.method == "local"
             or s.step in ("synchronized", "two")
-            or any(turn.rate or turn.begins in ("reload", "resume") for turn in s.turns)
+            or any(turn.rate or turn.stops or turn.begins in ("reload", "resume") for turn in s.turns)
             or s.mistake == "rate"
         )
     ),
@@ -422,6 +422,7 @@ def _drawn_settings(source: random.Random) -> Script:
     )
     if source.random() < 0.1:
         script = replace(script, table="sharded", optimizer="sgd", schedules=False, moving="")
+        script = replace(script, runs=source.choice([script.runs, "graph"]))
     if method == "local":
         return script
     script = replace(
@@ -453,6 +454,8 @@ def _drawn_turn(source: random.Random, script: Script, before: Turn | None) -> T
     frozen = before.frozen if before else ()
     if before is None or begins in ("compile", "fresh"):
         frozen = tuple(sorted(source.sample(range(HEAD), source.choice([0, 0, 0, 1, 2]))))
+        if script.table == "sharded":  # whose gradients have a way of their own
+            frozen = tuple(sorted({*frozen, *source.choice([(), (FIRST,)])} - {*source.choice([(), (FIRST,)])}))
 
     def route() -> tuple[int, ...]:
         return tuple(source.sample(HIDDEN, source.choice([0, 1, 1, 2])))

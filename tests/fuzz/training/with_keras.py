@@ -672,8 +672,17 @@ class Loop:
                 if len(waiting) > 1:
                     at_once(*waiting.pop(0))
 
-            optimizer.apply = later
-            optimizer.flush = lambda: [at_once(*waiting.pop(0)) for _ in list(waiting)]
+            def flush() -> None:
+                while waiting:
+                    at_once(*waiting.pop(0))
+
+            def finalize(variables: Any) -> None:
+                if self.script.moving:  # or the averages would not have the last gradients, which were applied to them
+                    flush()
+                plainly(variables)
+
+            plainly = optimizer.finalize_variable_values
+            optimizer.apply, optimizer.flush, optimizer.finalize_variable_values = later, flush, finalize
 
     def without_rows(self, gradient: Any, variable: Any) -> Any:
         """A gradient that is late; zeros for rows of a sharded table, which are changed at once (docs/embeddings.md)."""
