@@ -185,11 +185,7 @@ class Worker:
             pass
 
     def release(self, frozen: Callable[[], Container[Shared]]) -> None:
-        """Between two periods: lets go of the common copies of tensors that are no longer trained, and of their momentum.
-
-        Args:
-            frozen: finds them.
-        """
+        """Between two periods: lets go of the common copies of tensors that are no longer trained, and of their momentum."""
         if self.period.steps or self._changes.flights:  # what they have changed is still to be averaged
             return
         no_longer = frozen()

@@ -8,7 +8,6 @@ by ``ringtrain.keras.reduction`` as for Keras 3.
 
 import functools
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,8 @@ from ringtrain.keras.reduction import KerasReducer, mapped, when
 from ringtrain.keras.types import Compression, Flag, Tensor
 from ringtrain.keras.variables import broadcast_global_variables as refuse_to_broadcast
 from ringtrain.tensorflow import functions
+from ringtrain.tensorflow.keras.legacy_step import LegacyStep
+from ringtrain.tensorflow.keras.legacy_step import Pairs as _Pairs
 from ringtrain.tensorflow.keras_backend import dense, scopes, unconverted
 from ringtrain.tensorflow.types import Gradient
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:  # the user's class comes behind it
     from tf_keras.optimizers import Optimizer as _Optimizer
 else:
     _Optimizer = object
-
-_Pairs = list[tuple[Gradient, tf.Variable]]
 
 
 def load_model(
@@ -68,74 +67,11 @@ def broadcast_global_variables(root_rank: int) -> None:
     tf_keras.backend.get_session().run(functions.broadcast_global_variables(root_rank))
 
 
-class _Step:
-    """What a distributed optimizer knows of the step under way.
-
-    Attributes:
-        variables: those that it has been asked about, in the order of the first time.
-        scale: that a LossScaleOptimizer has multiplied the gradients by that are being computed; None for others.
-    """
-
-    def __init__(self, reduction: KerasReducer) -> None:
-        self.variables: list[tf.Variable] = []
-        self.scale: tf.Tensor | None = None
-        self._reduction = reduction
-        self._function = reduction.functions  # for which those are known that were asked about
-        self._asked: list[tf.Variable] = []
-        self._full: weakref.WeakKeyDictionary[object, Flag] = weakref.WeakKeyDictionary()
-        self._computed: weakref.WeakSet[object] = weakref.WeakSet()  # scopes
-
-    def know(self, variables: Iterable[tf.Variable]) -> None:
-        """Adds variables; those whose gradients are left out later, being None, are missed then."""
-        if self._function != self._reduction.functions:  # which may train others
-            self._function, self._asked = self._reduction.functions, []
-        variables = list(variables)
-        for known in (self.variables, self._asked):
-            places = {id(variable) for variable in known}
-            known.extend(variable for variable in variables if id(variable) not in places)
-
-    def gradients_of(self, pairs: _Pairs) -> tuple[list[Gradient], list[tf.Variable]]:
-        """Gradients, None for those that a LossScaleOptimizer has left out, being None; and what they belong to."""
-        self.know(variable for _, variable in pairs)
-        given = {id(variable): gradient for gradient, variable in pairs}
-        return [given.get(id(variable)) for variable in self._asked], list(self._asked)
-
-    @contextmanager
-    def scaled_by(self, scale: tf.Tensor) -> Iterator[None]:
-        """A block in which gradients are computed of a loss that was multiplied by this."""
-        self.scale = scale
-        try:
-            yield
-        finally:
-            self.scale = None
-
-    def note(self, full: Flag) -> None:
-        """Remembers whether the gradients that were reduced last complete an update, for the apply that uses them.
-
-        Within a LossScaleOptimizer that is in a condition of its own, and sees what was noted around it.
-        """
-        self._full[scopes()[0]] = full
-
-    def note_computed(self) -> None:
-        """``compute_gradients`` has reduced gradients, which the next apply is given."""
-        self._computed.add(scopes()[0])
-
-    def take_computed(self) -> bool:
-        """Whether it has since the last apply."""
-        found = [scope for scope in scopes() if scope in self._computed]
-        self._computed.difference_update(found)
-        return bool(found)
-
-    def take(self) -> Flag:
-        """What was noted; True where nothing was, since then the gradients are the user's own."""
-        return next((self._full.pop(scope) for scope in scopes() if scope in self._full), True)
-
-
 class _Methods(AveragingMethods, HostMethods, _Optimizer):
     """The methods that a distributed optimizer has beyond, or around, those of the user's class."""
 
     _gradient_reduction: KerasReducer | None = None  # None in copies
-    _step: _Step
+    _step: LegacyStep
     _NOT_AGAIN: tuple[str, bool]  # the argument of ``apply_gradients`` for gradients of all ranks
 
     @property
@@ -401,7 +337,7 @@ def _make_distributed(optimizer: tf_keras.optimizers.Optimizer, reduction: Keras
     methods = _Older if isinstance(inner, tf_keras.optimizers.legacy.Optimizer) else _CurrentMethods
     plain = user_class(inner, _Methods)
     inner.__class__ = likened(methods, plain, tf_keras, _settings=reduction.settings)
-    inner._gradient_reduction, inner._step = reduction, _Step(reduction)
+    inner._gradient_reduction, inner._step = reduction, LegacyStep(reduction)
     if inner is not optimizer and not isinstance(optimizer, _Scaling):
         optimizer.__class__ = likened(_Scaling, type(optimizer), tf_keras)
 
@@ -414,7 +350,7 @@ def _tell_scales(scaling_class: type, method: str) -> None:
     @functools.wraps(original)
     def compute(self: Any, *arguments: object, **named: object) -> _Pairs:
         step = getattr(self.inner_optimizer, "_step", None)
-        with step.scaled_by(self.loss_scale) if isinstance(step, _Step) else nullcontext():
+        with step.scaled_by(self.loss_scale) if isinstance(step, LegacyStep) else nullcontext():
             return original(self, *arguments, **named)
 
     setattr(scaling_class, method, compute)
