@@ -114,7 +114,7 @@ def test_another_rate_is_told(two, compiled):
     assert "learning_rate must be the same on all ranks, but is 0.1 on rank 0 and 0.05 on rank 1" in refused(two, body)
 
 
-@COMPILED
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.long), True])
 @pytest.mark.parametrize("setting", ["average_aggregated_gradients", "backward_passes_per_step"])
 def test_other_sums_of_passes_are_told(two, compiled, setting):
     """Half as long a step on a rank gave all ranks a wrong one."""

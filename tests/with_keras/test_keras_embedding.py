@@ -290,7 +290,9 @@ def test_a_layer_of_some_ranks_has_no_place_in_a_file():
         world.run(on_rank)
 
 
-@pytest.mark.parametrize("stages", [(True, False, True), (False, True)], ids=["then", "first"])
+@pytest.mark.parametrize(
+    "stages", [(True, False, True), pytest.param((False, True), marks=pytest.mark.long)], ids=["then", "first"]
+)
 def test_rows_that_are_frozen_for_a_while_stay_and_forget_that_while(stages):
     """On TensorFlow the gradients of a frozen layer waited until it was trained again."""
 

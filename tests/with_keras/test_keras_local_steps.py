@@ -360,8 +360,15 @@ def test_other_arguments_on_a_rank_are_one_error_on_all():
         )
 
 
-@pytest.mark.parametrize("in_fit", [True, False], ids=["fit", "loop"])
-@pytest.mark.parametrize("setting", ["average_aggregated_gradients", "backward_passes_per_step"])
+@pytest.mark.parametrize(
+    "setting, in_fit",
+    [
+        pytest.param("average_aggregated_gradients", True, marks=pytest.mark.long),
+        ("average_aggregated_gradients", False),
+        ("backward_passes_per_step", True),
+        pytest.param("backward_passes_per_step", False, marks=pytest.mark.long),
+    ],
+)
 def test_other_sums_of_passes_on_a_rank_are_one_error_on_all(setting, in_fit):
     of_rank_1 = {"average_aggregated_gradients": True, "backward_passes_per_step": 3}
 
