@@ -161,7 +161,7 @@ void Peer::LookAtLine() {
     for (const auto& lane : data_out_)
       if (lane != nullptr) ControlCongestion(lane->socket());
   const int streams = plan_.streams > 0 ? plan_.streams : line_.streams();
-  const size_t used = static_cast<size_t>(plan_.links(rank_) * streams);
+  const size_t used = static_cast<size_t>(plan_.links(rank_)) * static_cast<size_t>(streams);
   if (line_.is_long()) exchange_.NoteFar();
   const uint32_t piece_bytes = line_.PieceBytes(streams);
   if (used == used_ && piece_bytes == piece_bytes_) return;
